@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.job_folder import JobFolder
 from loader_server.planning import PlanSettings
-from loader_server.sources.chunks.settings import ChunkRule, ChunkSettings
+from loader_server.sources.chunks.cutting import ChunkRule, ChunkSettings
 from loader_server.sources.files.file_facts import CacheSettings, FilePlaces
+from loader_server.sources.registry import SourceSpec, dotted_name, source_class
 from loader_server.sources.row_filter import RowFilter
 from loader_server.sources.side_source import SourceName
 from loader_server.sources.source import OfJob
-from loader_server.sources.table import SourceSpec, dotted_name, source_class
 from loader_server.sources.whole_source import WholeSource
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import table_names

@@ -21,8 +21,8 @@ from loader_server.own_code import OwnCode, own_code
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import LEFT_OUT, PLANNER_VERSION, OrdinalPlan, Plan
 from loader_server.sources.chunks.source import ChunkedSource
-from loader_server.sources.decoding import decoded
 from loader_server.sources.pipeline.base_samples import BaseSamples
+from loader_server.sources.source import decoded
 from loader_server.sources.whole_source import WholeSource
 from loader_server.transforms.chain import BYTES_VERSION
 from shared.errors import SettingsError
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.job_file import StreamRecipe
-    from loader_server.sources.chunks.settings import ChunkRule
+    from loader_server.sources.chunks.cutting import ChunkRule
     from loader_server.sources.files.presence import MissingFiles
+    from loader_server.sources.registry import SourceSpec
     from loader_server.sources.source import OfJob, Source
-    from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
 
 __all__ = ["Stream", "open_base", "open_source", "open_sources", "refuse_wrong_keys", "sources_of"]
@@ -63,7 +63,7 @@ class _Lengths:
         self.segments = np.union1d(joined.segments, np.array(sources, np.int64))
         # Settings that shape lengths are part of every batch's identity. Those that change only values are not, so that
         # a run with a mended augmentation can go on from its checkpoint.
-        filtered = () if rule is None else (f"filter {rule.said}",)
+        filtered = () if rule is None else (f"filter {rule.expression}",)
         self.fingerprint = fingerprint(joined.fingerprint, repr(chain.fields), *chain.shaping, *filtered)
 
     def lengths(self, key: str, start: int, stop: int) -> NDArray[np.int64]:
@@ -291,7 +291,7 @@ def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
     """Open the sources of a stream; raise a DataError if one has no index, or one of other data or settings."""
     cut = recipe.chunks
     return SourceSet(
-        [open_source(spec, folder, cut) for spec, folder in sources_of(job, recipe)], cut.said if cut else ""
+        [open_source(spec, folder, cut) for spec, folder in sources_of(job, recipe)], cut.summary if cut else ""
     )
 
 

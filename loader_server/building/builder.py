@@ -27,9 +27,9 @@ from loader_server.building.read_ahead import LookAhead, Prepared, unwatched
 from loader_server.building.trial_rule import exhausted
 from loader_server.feature_cache.cache import from_bytes
 from loader_server.sources.blame import find_exhaustion
-from loader_server.sources.decoding import decoded
 from loader_server.sources.files.retried_reads import read_patiently
-from loader_server.transforms.columns import ColumnsOfBatch
+from loader_server.sources.source import decoded
+from loader_server.transforms.on_columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError
 from shared.hashing import digest64
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from loader_server.building.quarantine import MaskedLog
     from loader_server.feature_cache.cache import FeatureCache
     from loader_server.planning import EpochPlan, PlannedBatch
-    from loader_server.sources.source import Gathers, Source
+    from loader_server.sources.batch_columns import Gathers
+    from loader_server.sources.source import Source
     from loader_server.stream import Stream
     from shared.wire.layout import BucketShape
     from shared.wire.messages import Want

@@ -34,7 +34,7 @@ from loader_server.job_file import JobFile
 from loader_server.machine.free_room import free_room
 from loader_server.machine.processes import TRIAL_OFFER, end_with_parent, how_it_ended, offer_to_oom_killer
 from loader_server.machine.room import Room
-from loader_server.sources.blame import find_exhaustion, told
+from loader_server.sources.blame import error_text, find_exhaustion
 from loader_server.stream import Stream
 from shared.command import allow_many_files
 from shared.errors import MachineError
@@ -206,7 +206,7 @@ class CrashTrial:
             try:
                 child = _TrialProcess(self._nursery, self._job_path, stream.name)
             except (OSError, MachineError) as error:
-                raise _failed(stream, sample, f"no child that starts: {told(error)}") from error
+                raise _failed(stream, sample, f"no child that starts: {error_text(error)}") from error
             message = child.wait_for_answer(_READY_TIMEOUT_S)
             problem = _unready(message, stream)
             if problem:
@@ -261,7 +261,7 @@ def serve_trials(arguments: Sequence[str]) -> None:
         job.make_importable()
         stream = Stream(job, name)
     except BaseException as error:  # the worker hears of it and asks no more
-        worker.send(json.dumps({"error": told(error)}).encode())
+        worker.send(json.dumps({"error": error_text(error)}).encode())
         return
     worker.send(json.dumps({"opened": stream.opened}).encode())
     # Taken before the first sample: whether a shortage convicts depends on what was free for it.
@@ -285,7 +285,7 @@ def _find_shortage(stream: Stream, epoch: int, sample: int, handed: int) -> Base
 
 
 def _shortage_message(shortage: BaseException, room: Room) -> bytes:
-    facts = {"end": told(shortage)[:_MOST_WORDS], "memory": room.memory, "descriptors": room.descriptors}
+    facts = {"end": error_text(shortage)[:_MOST_WORDS], "memory": room.memory, "descriptors": room.descriptors}
     return json.dumps(facts).encode()
 
 

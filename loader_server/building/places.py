@@ -14,7 +14,7 @@ import numpy as np
 
 from loader_server.building.not_finite import is_all_finite, mask_row, mask_stretch, rows_not_finite
 from loader_server.building.packed_rows import PackedRows, write_marks
-from loader_server.sources.source import gather_rows
+from loader_server.sources.batch_columns import gather_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.building.read_ahead import Prepared
-    from loader_server.sources.source import Gathers
+    from loader_server.sources.batch_columns import Gathers
     from loader_server.stream import Stream
     from shared.wire.layout import Field
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from loader_server.machine.room import Room, shown_room
-from loader_server.sources.blame import find_exhaustion, told
+from loader_server.sources.blame import error_text, find_exhaustion
 from shared.errors import MachineError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def exhausted(error: BaseException, in_hand: str, where: str) -> ExhaustedError 
         return ExhaustedError(**error.words())
     return ExhaustedError(
         expected="enough memory and descriptors to build a batch",
-        got=f"{in_hand} in hand: {told(shortage)}",
+        got=f"{in_hand} in hand: {error_text(shortage)}",
         where=where,
         remedy="Look at that sample, and at memory and open files on that machine: no sample was judged.",
     )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from loader_server.commands.statistics import StatisticsReport
     from loader_server.job_file import JobFile, StreamRecipe
-    from loader_server.sources.table import SourceSpec
+    from loader_server.sources.registry import SourceSpec
     from loader_server.transforms.audio.low_rates import LowRate
     from loader_server.transforms.chain import Chain
 

@@ -19,11 +19,10 @@ from loader_server.commands.progress import progress_bar
 from loader_server.index.make import IndexRequest, make_index, unchanged_index
 from loader_server.index.pool import run_in_order, usable_processes
 from loader_server.job_file import JobFile
-from loader_server.sources.decoding import decoded
 from loader_server.sources.files.retried_reads import read_patiently
+from loader_server.sources.source import decoded
 from loader_server.stream import open_sources, sources_of
-from loader_server.transforms.features.moments import Moments
-from loader_server.transforms.features.normalise import NormaliseSettings, statistics_text
+from loader_server.transforms.normalise import Moments, NormaliseSettings, statistics_text
 from shared.errors import DataError, SampleError, SettingsError
 from shared.settings.tables import read_table
 from shared.stores.own_files import replacing

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from loader_server.sources.registry import SourceSpec
     from loader_server.sources.source import Source
-    from loader_server.sources.table import SourceSpec
 
 __all__ = [
     "ExaminedSource",

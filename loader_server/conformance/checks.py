@@ -33,7 +33,7 @@ from loader_server.conformance.case import (
 )
 from loader_server.index.folder import open_index
 from loader_server.sources.batch_columns import Ragged
-from loader_server.sources.chunks.settings import rate_keys
+from loader_server.sources.chunks.cutting import rate_keys
 from loader_server.sources.source import Chunk
 from shared.errors import DataError, SettingsError, StokerError
 from shared.settings.tables import read_table

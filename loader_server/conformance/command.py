@@ -17,7 +17,7 @@ from loader_server.conformance.case import SourceCase
 from loader_server.conformance.checks import check_source
 from loader_server.job_file import read_job
 from loader_server.sources.map_style import MapStyleSettings
-from loader_server.sources.table import SourceSpec, dotted_name, source_class
+from loader_server.sources.registry import SourceSpec, dotted_name, source_class
 from loader_server.stream import sources_of
 from shared.errors import SettingsError, StokerError
 from shared.settings.tables import read_table

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.index.column_files import file_of, mapped, open_strings
-from loader_server.sources.largest import LARGEST_SAMPLE, OVER_LARGEST
+from loader_server.sources.sample_limits import LARGEST_SAMPLE, OVER_LARGEST
 from loader_server.sources.source import Indexed
 from shared.errors import DataError
 from shared.hashing import fingerprint

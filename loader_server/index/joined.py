@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from loader_server.index.probe import refuse_other_fields
-from loader_server.sources.batch_columns import interleaved
+from loader_server.sources.batch_columns import gather_rows, interleaved
 from loader_server.sources.files.presence import find_missing
 from loader_server.sources.files.retried_reads import read_patiently
-from loader_server.sources.source import Source, gather_rows
+from loader_server.sources.source import Source
 from shared.errors import SampleError, SettingsError
 from shared.hashing import fingerprint
 from shared.logs import Log

@@ -20,8 +20,7 @@ import numpy as np
 from loader_server.index.pool import run_in_order, usable_processes
 from loader_server.sources.blame import undecoded
 from loader_server.sources.files.retried_reads import read_patiently
-from loader_server.sources.largest import OVER_LARGEST, said_of_larger
-from loader_server.sources.shortage import look_twice
+from loader_server.sources.sample_limits import OVER_LARGEST, look_twice, size_texts
 from loader_server.sources.source import BadRow, Found, Indexed
 from shared.errors import DataError, SampleError, StokerError
 from shared.wire.layout import Field
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from loader_server.index.request import IndexRequest
+    from loader_server.sources.registry import SourceSpec
     from loader_server.sources.source import Inventory, Source
-    from loader_server.sources.table import SourceSpec
     from loader_server.transforms.chain import Chain
 
 _Measured: TypeAlias = "tuple[tuple[Field, ...], dict[str, int]]"
@@ -87,7 +86,7 @@ class _Prober:
         self._source.open(self._indexed(found))
         bad = dict(found.bad)
         for place in np.flatnonzero(nbytes > largest).tolist():
-            expected, got = said_of_larger(int(nbytes[place]), largest)
+            expected, got = size_texts(int(nbytes[place]), largest)
             detail = f"expected {expected}, got {got}"
             bad[found.rows[place]] = BadRow(*self._source.place(place), OVER_LARGEST, detail)
         return _only(found, np.flatnonzero(nbytes <= largest).tolist(), bad)

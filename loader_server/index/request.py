@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from loader_server.index.column_files import BAD_ROWS, first_bad_rows
-from loader_server.sources.largest import LARGEST_SAMPLE
-from loader_server.transforms.letters import LetterCounter, LetterCounts, counting_step
+from loader_server.sources.sample_limits import LARGEST_SAMPLE
+from loader_server.transforms.characters import LetterCounter, LetterCounts, counting_step
 from shared.bad_limit import NO_LIMIT, BadLimit
 from shared.errors import DataError
 from shared.settings.values import settings_that_count
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loader_server.index.folder import Meta
+    from loader_server.sources.registry import SourceSpec
     from loader_server.sources.source import BadRow, Source
-    from loader_server.sources.table import SourceSpec
     from loader_server.transforms.audio.low_rates import LowRate
     from loader_server.transforms.chain import Chain
-    from loader_server.transforms.letters import Alphabet, CountsLetters
+    from loader_server.transforms.characters import Alphabet, Characters
 
 __all__ = ["NOT_AT_HAND", "IndexReport", "IndexRequest", "LettersReport", "kept_counts", "letters_report", "report_of"]
 
@@ -135,7 +135,7 @@ class IndexRequest:
 class LettersReport:
     """The effect of a transform on the letters of an index's samples: its counts, or why there are none."""
 
-    step: CountsLetters
+    step: Characters
     counts: LetterCounts | None = None
     not_counted: str = ""
     #: Whether the counts were made just now, and are not kept yet.

@@ -1,4 +1,4 @@
-"""Sources: where samples live, and what the index is told about each of them.
+"""Sources: where samples live, and what the index has of each of them.
 
 A module that defines a source, of this package or a user's own, imports all that it needs from here; `docs/sources.md`
 shows how to write one.

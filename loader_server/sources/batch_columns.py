@@ -1,19 +1,41 @@
-"""The samples of a batch as columns, for sources that decode many at once: for each key, all samples' values. Pure."""
+"""The samples of a batch as columns: for each key, all samples' values, one after another. Pure.
+
+Rules: no Python for each value, and none for each sample where rows are written; the bytes written are the ones that
+padding sample after sample would give. A batch's work is proportional to its padded size.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
+from shared.errors import DataError
+from shared.wire.layout import Field
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Column", "Columns", "Ragged", "interleaved", "ragged"]
+__all__ = [
+    "Column",
+    "Columns",
+    "Gathers",
+    "Ragged",
+    "array_of",
+    "fields_of_rows",
+    "gather_rows",
+    "interleaved",
+    "joined_parts",
+    "parted",
+    "ragged",
+    "selected",
+    "shown_axes",
+    "write_padded",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +49,8 @@ class Ragged:
 #: A list with a text or an array for each sample; an array with one value for each; or ragged lists.
 Column: TypeAlias = "list[Any] | NDArray[Any] | Ragged"
 Columns: TypeAlias = dict[str, Column]
+
+T = TypeVar("T")
 
 
 def ragged(rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Ragged:
@@ -55,3 +79,87 @@ def _reordered(columns: Sequence[Ragged], order: NDArray[np.int64]) -> Ragged:
     # new positions, that gives every value's old position without a loop.
     at = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
     return Ragged(np.concatenate([column.values for column in columns])[at], lengths)
+
+
+def fields_of_rows(columns: Iterable[tuple[str, str, tuple[int, ...], bool]]) -> tuple[Field, ...]:
+    """Return the fields of columns whose rows are samples.
+
+    Each column is given by its key, its dtype, the fixed axes of a value, and whether a sample has a varying number of
+    values. If none has, the first axis of each sample counts as its length.
+    """
+    listed = list(columns)
+    padded = not any(ragged for *_, ragged in listed)
+    return tuple(
+        Field(key=key, dtype=dtype, shape=_shape(inner, ragged=ragged, padded=padded))
+        for key, dtype, inner, ragged in listed
+    )
+
+
+def _shape(inner: tuple[int, ...], *, ragged: bool, padded: bool) -> tuple[int | None, ...]:
+    """Return the shape of a sample's value, whose first axis is padded if it is ragged or counts as its length."""
+    if ragged:
+        return (None, *inner)
+    return (None, *inner[1:]) if padded and inner else inner
+
+
+def selected(columns: Mapping[str, T], wanted: Sequence[str], noun: str, where: str, remedy: str) -> list[T]:
+    """Return the columns of the wanted keys, or all if none is named; raise a DataError if a key is missing."""
+    for key in wanted:
+        if key not in columns:
+            known = ", ".join(f'"{name}"' for name in columns) or "nothing"
+            raise DataError(expected=f'{noun} "{key}"', got=known, where=where, remedy=remedy)
+    return [columns[key] for key in wanted or columns]
+
+
+def shown_axes(shape: Iterable[int | None]) -> str:
+    """Return a shape as messages show it, with "any" for a padded axis."""
+    return ", ".join("any" if axis is None else str(axis) for axis in shape)
+
+
+def array_of(part: memoryview, dtype: Any, inner: tuple[int, ...], *, ragged: bool) -> NDArray[Any]:
+    """Return a sample's values as a new array; a ragged sample has as many values as its bytes hold."""
+    # A copy, because a transform may change it in place, and the bytes may be kept for other epochs.
+    values: NDArray[Any] = np.frombuffer(part, dtype).reshape((-1, *inner) if ragged else inner).copy()
+    return values
+
+
+def write_padded(
+    values: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any]
+) -> None:
+    """Write each sample's values into its row of `out`, from `starts` on, with zeros behind them."""
+    steps = np.arange(out.shape[1])
+    if len(values):
+        # Rows take values beyond their ends here, the last ones beyond the array, which mode="clip" allows; the zeros
+        # below overwrite them. With mode="raise" numpy would also buffer `out`.
+        np.take(values, starts[:, None] + steps, axis=0, out=out, mode="clip")
+    out[steps >= lengths[:, None]] = 0
+
+
+def joined_parts(parts: Sequence[bytes]) -> bytes:
+    """Return the values of a single sample as one piece, which `parted` splits again."""
+    return b"".join((np.array([len(part) for part in parts], np.int64).tobytes(), *parts))
+
+
+def parted(raw: bytes, count: int) -> list[memoryview]:
+    """Return the bytes of each of `count` values that `joined_parts` joined."""
+    # Views, not copies: `array_of` copies each value once.
+    rest = memoryview(raw)[8 * count :]
+    ends = np.cumsum(np.frombuffer(raw, np.int64, count)).tolist()
+    return [rest[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+
+
+class Gathers(Protocol):
+    """An object that writes whole batches at once."""
+
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Write a batch as `Source.gather` does."""
+
+
+def gather_rows(
+    source: Gathers, samples: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
+) -> None:
+    """Gather these samples into the given rows of `out`, through a temporary batch, because `gather` fills all rows."""
+    own = {key: np.empty((len(rows), *array.shape[1:]), array.dtype) for key, array in out.items()}
+    source.gather(samples, own)
+    for key, array in own.items():
+        out[key][rows] = array

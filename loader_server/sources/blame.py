@@ -11,7 +11,7 @@ import errno
 
 from shared.errors import ReadError, SampleError
 
-__all__ = ["find_exhaustion", "is_the_samples", "told", "undecoded"]
+__all__ = ["error_text", "find_exhaustion", "is_the_samples", "undecoded"]
 
 #: No descriptors left in this process, none left in the system, no memory.
 _OF_EXHAUSTION = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
@@ -26,11 +26,13 @@ def is_the_samples(error: BaseException) -> bool:
     """Return whether an exception means that the sample cannot be used, not that the machine failed."""
     if isinstance(error, OSError):
         return error.errno not in errno.errorcode or error.errno in _OF_CONTENT
+    # Memory may have run out through this sample or through others: trials in a child process find out.
     return not isinstance(error, MemoryError)
 
 
 def find_exhaustion(error: BaseException | None) -> BaseException | None:
     """Return the error or the cause of it that says that memory or descriptors ran out; None if none does."""
+    # Along the causes, because a source may have made an error of its own of what the system reported.
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_EXHAUSTION):
             return error
@@ -38,7 +40,7 @@ def find_exhaustion(error: BaseException | None) -> BaseException | None:
     return None
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an exception as text, cut to 1000 characters, even if its own `__str__` raises."""
     try:
         words = str(error)
@@ -56,13 +58,13 @@ def undecoded(error: BaseException, name: str) -> SampleError | ReadError:
         return SampleError(
             reason="undecodable",
             expected="to decode the sample",
-            got=told(error),
+            got=error_text(error),
             where=name,
             remedy="Mend or remove the file, then run loader-server index.",
         )
     return ReadError(
         expected="the decoder to read what it needs",
-        got=told(error),
+        got=error_text(error),
         where=name,
         remedy="Make that file readable on every loader machine.",
     )

@@ -19,13 +19,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from loader_server.named_objects import import_named
-from loader_server.sources.blame import told, undecoded
-from loader_server.sources.shortage import look_twice
+from loader_server.sources.batch_columns import shown_axes
+from loader_server.sources.blame import error_text, undecoded
+from loader_server.sources.sample_limits import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.errors import DataError, SampleError, SettingsError, StokerError
 from shared.settings.values import setting, text, texts
@@ -91,17 +93,15 @@ class MapStyleSource(Source):
     piece_rows = 16
     settings: MapStyleSettings
 
-    #: The instance of the class and its first usable sample, both made on first use.
-    _made: Any = None
+    #: The first usable sample, once it was looked for.
     _first: _Values | None = None
     #: The count and fingerprint that `open` compared last, so that opening piece after piece asks the class once.
     _checked: tuple[object, object] | None = None
 
-    @property
+    @cached_property
     def _data(self) -> Any:
-        if self._made is None:
-            self._made = _made_from(self.settings)
-        return self._made
+        """Return the instance of the class, made on first use."""
+        return _made_from(self.settings)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -114,13 +114,14 @@ class MapStyleSource(Source):
         first = self._first_sample()
         if not first and len(self._data):
             raise self._none_usable()
-        return tuple(_fields(first, set(self._known_lengths() if self._tells_lengths else first)))
+        return tuple(_fields(first, set(self._known_lengths() if self._has_lengths else first)))
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
         """Return the sample count and the class's fingerprint of its data; "" if it has no fingerprint."""
-        return f"{len(self._data)} {said}" if (said := self._fingerprint()) else ""
+        fingerprint = self._fingerprint()
+        return f"{len(self._data)} {fingerprint}" if fingerprint else ""
 
     def survey(self) -> Inventory:
         """Ask the class for its number of samples, and for their lengths if it has `lengths()`."""
@@ -134,12 +135,13 @@ class MapStyleSource(Source):
         return Inventory(total=items, pieces=pieces, about={"data": self._fingerprint(), "items": items})
 
     @property
-    def _tells_lengths(self) -> bool:
+    def _has_lengths(self) -> bool:
         return hasattr(self._data, "lengths")
 
     def _known_lengths(self) -> dict[str, NDArray[np.int64]]:
-        said: Mapping[str, Any] = self._ask("lengths") if self._tells_lengths else {}
-        columns = {str(key): np.asarray(column) for key, column in said.items()}
+        """Return the class's lengths by key; raise a DataError unless there is a whole number for each sample."""
+        lengths: Mapping[str, Any] = self._ask("lengths") if self._has_lengths else {}
+        columns = {str(key): np.asarray(column) for key, column in lengths.items()}
         for key, column in columns.items():
             if column.shape != (len(self._data),) or not np.issubdtype(column.dtype, np.integer):
                 raise self._error(
@@ -153,11 +155,12 @@ class MapStyleSource(Source):
         return str(self._ask("fingerprint")) if hasattr(self._data, "fingerprint") else ""
 
     def _ask(self, method: str) -> Any:
+        """Call a method of the class without arguments; raise a DataError if it raises anything."""
         try:
             return getattr(self._data, method)()
         except Exception as error:  # a user's code may raise anything
             raise self._error(
-                f"{method}() to succeed", told(error), "Mend it, or leave it out of the class."
+                f"{method}() to succeed", error_text(error), "Mend it, or leave it out of the class."
             ) from error
 
     def probe(self, piece: ItemPiece) -> Found:
@@ -167,7 +170,7 @@ class MapStyleSource(Source):
         one's.
         """
         items = range(piece.start, piece.stop)
-        if self._tells_lengths:
+        if self._has_lengths:
             columns = {f"length_{key}": column for key, column in piece.lengths.items()}
             return Found(rows=items, numbers={"item": np.arange(piece.start, piece.stop), **columns})
         first, bad = self._first_sample(), dict[int, BadRow]()
@@ -177,15 +180,16 @@ class MapStyleSource(Source):
             sample = self._sample_or_bad(item)
             if isinstance(sample, BadRow):
                 bad[item] = sample
-                continue
-            # An error, not a bad row: every sample has to have the fields of the first one.
-            self._refuse_other_kinds(item, sample)
-            good.append(item)
-            for key, column in lengths.items():
-                column.append(len(sample[key]))
+            else:
+                # An error, not a bad row: every sample has to have the fields of the first one.
+                self._refuse_other_kinds(item, sample)
+                good.append(item)
+                for key, column in lengths.items():
+                    column.append(len(sample[key]))
         return Found(rows=good, numbers={"item": good} | {f"length_{key}": lengths[key] for key in lengths}, bad=bad)
 
     def _sample_or_bad(self, item: int) -> _Values | BadRow:
+        """Return a sample, or a BadRow if it is unusable; raise a ReadError or MachineError if the machine failed."""
         try:
             return look_twice(lambda: self._sample(item), self.of_job.largest_sample, lambda: self._named(item))
         except SampleError as error:
@@ -202,6 +206,7 @@ class MapStyleSource(Source):
     def _first_sample(self) -> _Values:
         """Return the first usable sample, which all others have to match; an empty dict if there is none."""
         if self._first is None:
+            # Samples before it are bad rows: they must not decide what all others have to look like.
             samples = (self._sample_or_bad(item) for item in range(len(self._data)))
             self._first = next((sample for sample in samples if not isinstance(sample, BadRow)), {})
         return self._first
@@ -217,6 +222,7 @@ class MapStyleSource(Source):
         )
 
     def _refuse_other_kinds(self, item: int, sample: _Values) -> None:
+        """Raise a DataError if a sample's keys, dtypes or shapes differ from those of the first usable one."""
         expected, got = _kinds(self._first_sample()), _kinds(sample)
         for key in (*expected, *got):
             if key not in got or key not in expected or got[key] != expected[key]:
@@ -231,12 +237,13 @@ class MapStyleSource(Source):
         """Return the fields: padded are the keys that the class has lengths of, or else those whose lengths differ."""
         first, padded = self._first_sample(), set()
         for name, lengths in numbers.items():
-            if name.startswith("length_") and (self._tells_lengths or (lengths != lengths[0]).any()):
+            if name.startswith("length_") and (self._has_lengths or (lengths != lengths[0]).any()):
                 padded.add(name.removeprefix("length_"))
         self._refuse_lengths_of_nothing(padded, first)
         return {"fields": [asdict(field) for field in _fields(first, padded)]}
 
     def _refuse_lengths_of_nothing(self, padded: AbstractSet[str], first: _Values) -> None:
+        """Raise a DataError if the class has lengths of a key that is neither an array nor a string."""
         keys = sorted(key for key, value in first.items() if _has_length(value))
         for key in sorted(padded - set(keys)):
             raise self._error(
@@ -296,6 +303,7 @@ class MapStyleSource(Source):
         return DataError(expected=expected, got=got, where=self.settings.source, remedy=remedy)
 
     def _sample(self, item: int) -> _Values:
+        """Return a sample as a dict; raise a SampleError if the class gives no dict, or none that `keys` can name."""
         given = self._data[item]
         if isinstance(given, tuple | list) and len(given) == len(self.settings.keys):
             given = dict(zip(self.settings.keys, given, strict=True))
@@ -306,6 +314,7 @@ class MapStyleSource(Source):
         return {str(key): self._value(key, value, item) for key, value in given.items()}
 
     def _value(self, key: str, value: Any, item: int) -> Any:
+        """Return a new array, or as it is what no array holds; raise a SampleError for an unusable dtype."""
         if isinstance(value, _NO_ARRAYS):
             return value
         try:
@@ -328,6 +337,7 @@ class MapStyleSource(Source):
 
 
 def _made_from(settings: MapStyleSettings) -> Any:
+    """Make an instance of the user's class; raise a SettingsError if that fails, or if it has no length or no items."""
     made = import_named(settings.source, "a class", "source")
     try:
         data = made(**(settings.arguments or {}))
@@ -338,7 +348,7 @@ def _made_from(settings: MapStyleSettings) -> Any:
     except Exception as error:  # a user's code may raise anything
         raise SettingsError(
             expected=f"{settings.source} to be made from its arguments",
-            got=told(error),
+            got=error_text(error),
             where="[streams.<name>.arguments]",
             remedy="Mend the arguments, or the class.",
         ) from error
@@ -363,18 +373,17 @@ def _kinds(sample: _Values) -> dict[str, Field | None]:
 
 def _fields(sample: _Values, padded: AbstractSet[str]) -> list[Field]:
     """Return arrays and numbers as fields; the first axis varies only for the padded keys."""
-    kinds = {key: kind for key, kind in _kinds(sample).items() if kind is not None}
-    return [kind if key in padded else replace(kind, shape=np.shape(sample[key])) for key, kind in kinds.items()]
+    kinds = [kind for kind in _kinds(sample).values() if kind is not None]
+    return [kind if kind.key in padded else replace(kind, shape=np.shape(sample[kind.key])) for kind in kinds]
 
 
 def _kind(key: str, value: NDArray[Any]) -> Field:
+    """Return an array's field with the first axis padded, if it has one."""
     return Field(key=key, dtype=str(value.dtype), shape=(None, *value.shape[1:]) if value.ndim else ())
 
 
 def _shown(key: str, kinds: Mapping[str, Field | None]) -> str:
-    if key not in kinds:
-        return f'no "{key}"'
-    kind = kinds[key]
-    if kind is None:
-        return f'"{key}" as no array'
-    return f'"{key}" as {kind.dtype} [{", ".join("any" if axis is None else str(axis) for axis in kind.shape)}]'
+    """Return a key and its kind as messages show them."""
+    if (kind := kinds.get(key)) is None:
+        return f'"{key}" as no array' if key in kinds else f'no "{key}"'
+    return f'"{key}" as {kind.dtype} [{shown_axes(kind.shape)}]'

@@ -58,23 +58,23 @@ class _Misfit(Exception):  # a verdict that never leaves this module
 class RowFilter:
     """An expression that was parsed and accepted; `names` are the lengths and columns that it uses."""
 
-    said: str
+    expression: str
     where: str
     names: tuple[str, ...]
 
     @staticmethod
-    def read(said: str, where: str) -> RowFilter:
+    def read(expression: str, where: str) -> RowFilter:
         """Parse an expression; raise a SettingsError if it is none, or has anything that filters do not allow."""
-        made = RowFilter(said, where, ())
+        made = RowFilter(expression, where, ())
         try:
-            tree = _tree(said)
+            tree = _tree(expression)
             for node in ast.walk(tree):
                 _refuse_unknown(node)
         except _Misfit as misfit:
             raise made._misfit(str(misfit)) from None
         called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        names = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called)
-        return RowFilter(said, where, tuple(sorted(set(names) - _CONSTANTS.keys())))
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called}
+        return RowFilter(expression, where, tuple(sorted(names - _CONSTANTS.keys())))
 
     def passes(self, values: Mapping[str, _Value], samples: int) -> NDArray[np.bool_]:
         """Return which of `samples` samples pass, given an array for each of the filter's names.
@@ -84,7 +84,7 @@ class RowFilter:
         try:
             # A division by zero gives inf or NaN, which then compares like any number: no reason for a warning.
             with np.errstate(divide="ignore", invalid="ignore"):
-                made = _worked_out(_tree(self.said), values)
+                made = _evaluated(_tree(self.expression), values)
         except _Misfit as misfit:
             raise self._misfit(str(misfit)) from None
         if getattr(made, "dtype", type(made)) not in (bool, np.dtype(bool)):
@@ -105,7 +105,7 @@ class RowFilter:
     def _misfit(self, got: str) -> SettingsError:
         return SettingsError(
             expected="a condition on lengths and columns",
-            got=f"{got} in {self.said!r}",
+            got=f"{got} in {self.expression!r}",
             where=f"{self.where}, filter",
             remedy=_REMEDY,
         )
@@ -114,11 +114,12 @@ class RowFilter:
 # --- reading ---
 
 
-def _tree(said: str) -> ast.expr:
+def _tree(text: str) -> ast.expr:
+    """Parse an expression; raise a _Misfit if it is too long or none."""
     try:
-        if len(said) > _MOST_CHARACTERS:
-            raise _Misfit(f"{len(said)} characters")
-        return ast.parse(said.strip(), mode="eval").body
+        if len(text) > _MOST_CHARACTERS:
+            raise _Misfit(f"{len(text)} characters")
+        return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _Misfit(f"{type(error).__name__}: {getattr(error, 'msg', error)}") from None
 
@@ -130,12 +131,15 @@ _PARTS: tuple[Any, ...] = (
 
 
 def _refuse_unknown(node: ast.AST) -> None:
+    """Raise a _Misfit for anything but names, constants, comparisons, calculations and number(column)."""
+    # A list of what may be, because a job file may come from others, and Python has more ways to run code than anyone
+    # could list.
     if not isinstance(node, _PARTS):
         raise _Misfit(f"{type(node).__name__}, which is not for filters,")
     if isinstance(node, ast.Constant) and not isinstance(node.value, int | float | str):
         raise _Misfit(f"{node.value!r}")
     if isinstance(node, ast.List | ast.Tuple) and not (
-        node.elts and all(type(one) is ast.Constant for one in node.elts)
+        node.elts and all(type(element) is ast.Constant for element in node.elts)
     ):
         raise _Misfit("a list of nothing, or of other things than numbers and strings,")
     if isinstance(node, ast.Call) and not _is_number_of_name(node):
@@ -150,7 +154,7 @@ def _is_number_of_name(node: ast.Call) -> bool:
 # --- evaluating ---
 
 
-def _worked_out(node: ast.expr, values: Mapping[str, _Value]) -> _Value:
+def _evaluated(node: ast.expr, values: Mapping[str, _Value]) -> _Value:
     return _HOW[type(node)](node, values)
 
 
@@ -159,44 +163,47 @@ def _of_name(node: Any, values: Mapping[str, _Value]) -> _Value:
 
 
 def _joined(node: Any, values: Mapping[str, _Value]) -> _Value:
-    parts = [_true_or_false(_worked_out(part, values)) for part in node.values]
-    return reduce(np.logical_and if isinstance(node.op, ast.And) else np.logical_or, parts)
+    return reduce(
+        np.logical_and if isinstance(node.op, ast.And) else np.logical_or,
+        [_true_or_false(_evaluated(part, values)) for part in node.values],
+    )
 
 
 def _turned(node: Any, values: Mapping[str, _Value]) -> _Value:
-    value = _worked_out(node.operand, values)
+    value = _evaluated(node.operand, values)
     return np.logical_not(_true_or_false(value)) if isinstance(node.op, ast.Not) else -_number(value)
 
 
 def _calculated(node: Any, values: Mapping[str, _Value]) -> _Value:
-    left, right = (_number(_worked_out(side, values)) for side in (node.left, node.right))
+    left, right = (_number(_evaluated(side, values)) for side in (node.left, node.right))
     return _CALCULATIONS[type(node.op)](left, right)
 
 
 def _compared(node: Any, values: Mapping[str, _Value]) -> _Value:
-    sides = [_worked_out(side, values) for side in (node.left, *node.comparators)]
+    sides = [_evaluated(side, values) for side in (node.left, *node.comparators)]
     return reduce(np.logical_and, map(_pair, sides, node.ops, sides[1:], [node] * len(node.ops)))
 
 
 def _pair(left: _Value, compare: ast.cmpop, right: _Value, node: ast.Compare) -> _Value:
-    listed = isinstance(compare, ast.In | ast.NotIn)
-    if isinstance(right, list) != listed or isinstance(left, list):
+    """Compare two values; raise a _Misfit for a list without `in`, or strings compared with numbers."""
+    is_listed = isinstance(compare, ast.In | ast.NotIn)
+    if isinstance(right, list) != is_listed or isinstance(left, list):
         raise _Misfit("a list without in, or in without a list,")
     # numpy finds strings of an object array unequal to any number, without an error.
-    if {_kind(left)} != {_kind(one) for one in (right if listed else [right])}:
+    if {_kind(left)} != {_kind(value) for value in (right if is_listed else [right])}:
         raise _Misfit(f"{ast.unparse(node)}, which compares strings with numbers,")
-    if not listed:
+    if not is_listed:
         return _COMPARISONS[type(compare)](left, right)
-    found = reduce(np.logical_or, [left == one for one in right])
-    return found if isinstance(compare, ast.In) else np.logical_not(found)
+    contained = reduce(np.logical_or, [left == value for value in right])
+    return contained if isinstance(compare, ast.In) else np.logical_not(contained)
 
 
 _HOW: Mapping[type[ast.expr], Callable[[Any, Mapping[str, _Value]], _Value]] = {
     ast.Constant: lambda node, _: node.value,
-    ast.List: lambda node, _: [one.value for one in node.elts],
-    ast.Tuple: lambda node, _: [one.value for one in node.elts],
+    ast.List: lambda node, _: [element.value for element in node.elts],
+    ast.Tuple: lambda node, _: [element.value for element in node.elts],
     ast.Name: _of_name,
-    ast.Call: lambda node, values: _numbers(_worked_out(node.args[0], values)),
+    ast.Call: lambda node, values: _numbers(_evaluated(node.args[0], values)),
     ast.BoolOp: _joined,
     ast.UnaryOp: _turned,
     ast.BinOp: _calculated,
@@ -211,12 +218,14 @@ def _kind(value: _Value) -> str:
 
 
 def _number(value: _Value) -> _Value:
+    """Return a value to calculate with; raise a _Misfit if it is a string or a list."""
     if isinstance(value, list) or _kind(value) == "string":
         raise _Misfit("a calculation with strings")
     return value
 
 
 def _true_or_false(value: _Value) -> _Value:
+    """Return a truth value; raise a _Misfit if it is anything else."""
     if getattr(value, "dtype", type(value)) not in (bool, np.dtype(bool)):
         raise _Misfit("and, or, not of what is neither true nor false")
     return value
@@ -224,11 +233,11 @@ def _true_or_false(value: _Value) -> _Value:
 
 def _numbers(strings: _Value) -> NDArray[np.float64]:
     """Return strings as numbers; one that is no number becomes NaN, which makes comparisons false."""
-    return np.array([_float(one) for one in np.atleast_1d(strings)], np.float64)
+    return np.array(list(map(_float, np.atleast_1d(strings))), np.float64)
 
 
-def _float(said: object) -> float:
+def _float(text: object) -> float:
     try:
-        return float(said)  # type: ignore[arg-type]
+        return float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return float("nan")

@@ -8,13 +8,13 @@ by its content: the columns that make an index's fingerprint.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.registry import SourceSpec, dotted_name, source_class
 from loader_server.sources.source import Indexed
-from loader_server.sources.table import SourceSpec, dotted_name, source_class
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
 from shared.settings.tables import read_tables
@@ -37,25 +37,18 @@ class SourceName:
     source: str = setting(text, "the kind of source")
 
 
+@dataclass(frozen=True, slots=True)
 class SideSource:
     """A source as a job file configures it; two are equal if their settings and folders are."""
 
-    def __init__(self, said: str, places: FilePlaces | None = None) -> None:
-        self._said = said
-        self._places = places
-
-    def __repr__(self) -> str:
-        return f"SideSource({self._said}, {self._places})"
-
-    def __eq__(self, other: object) -> bool:
-        return repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
+    #: The table as JSON with sorted keys: settings have to be hashable, and equal whatever their order.
+    table: str
+    #: The folder that its paths start from, and a cache for remote files; None until a job file is opened.
+    places: FilePlaces | None = None
 
     def at(self, places: FilePlaces) -> SideSource:
         """Return the same source with a folder that its paths start from, and a cache for remote files."""
-        return SideSource(self._said, places)
+        return replace(self, places=places)
 
     def digest(self, where: str) -> str:
         """Return a hash of its settings, its columns and the versions that decode it.
@@ -67,22 +60,24 @@ class SideSource:
             # By content, like an index's fingerprint: a copy of the data on another machine gives the same digest.
             columns = {**source.indexed.numbers, **source.indexed.strings}
             facts = (f"{name} {_values(columns[name])}" for name in sorted(columns.keys() - source.local_columns))
-            return fingerprint(self._said, repr(sorted(source.versions.items())), *facts)
+            return fingerprint(self.table, repr(sorted(source.versions.items())), *facts)
         finally:
             source.close()
 
     def open(self, where: str) -> Source:
         """Return the source, open for reading; raise a DataError if it has a bad row or no good one."""
-        assert self._places is not None, "settings that were read have a folder"
-        source = _spec(json.loads(self._said), self._places, where).make()
+        assert self.places is not None, "settings that were read have a folder"
+        source = _spec(json.loads(self.table), self.places, where).make()
         try:
+            # Looked at anew by each process: nobody indexes it, and a bad row among noises would be counted nowhere.
             inventory = source.survey()
-            found = [source.probe(piece) for piece in inventory.pieces(source.piece_rows)]
+            parts = [source.probe(piece) for piece in inventory.pieces(source.piece_rows)]
         except DataError as error:
-            place = f"{where}, {error.where}"
-            raise DataError(expected=error.expected, got=error.got, where=place, remedy=error.remedy) from error
-        _refuse_bad([row for part in found for row in part.bad.values()], sum(len(part.rows) for part in found), where)
-        source.open(_indexed(source, inventory, [part for part in found if len(part.rows)], self._places.base))
+            raise DataError(
+                expected=error.expected, got=error.got, where=f"{where}, {error.where}", remedy=error.remedy
+            ) from error
+        _refuse_bad([row for part in parts for row in part.bad.values()], sum(len(part.rows) for part in parts), where)
+        source.open(_indexed(source, inventory, [part for part in parts if len(part.rows)], self.places.base))
         return source
 
 
@@ -113,27 +108,29 @@ def _spec(table: Mapping[str, Any], places: FilePlaces, where: str) -> SourceSpe
 
 def _refuse_bad(bad: list[BadRow], good: int, where: str) -> None:
     """Raise a DataError if there is a bad row, or no good one."""
-    if good and not bad:
-        return
-    shown = "".join(f"; {row.where}, line {row.line}: {row.reason}: {row.detail}" for row in bad[:3])
-    raise DataError(
-        expected="recordings that can all be used",
-        got=f"{len(bad)} bad rows and {good} good ones{shown}",
-        where=where,
-        remedy="Mend or remove the bad rows." if bad else "Name a source that has some.",
+    if bad or not good:
+        shown = "".join(f"; {row.where}, line {row.line}: {row.reason}: {row.detail}" for row in bad[:3])
+        raise DataError(
+            expected="recordings that can all be used",
+            got=f"{len(bad)} bad rows and {good} good ones{shown}",
+            where=where,
+            remedy="Mend or remove the bad rows." if bad else "Name a source that has some.",
+        )
+
+
+def _indexed(source: Source, inventory: Inventory, parts: list[Found], base: Path) -> Indexed:
+    """Return what an index would hold, from all parts that have good rows."""
+    numbers = {
+        name: np.concatenate([np.asarray(part.numbers[name], np.int64) for part in parts]) for name in parts[0].numbers
+    }
+    return Indexed(
+        samples=sum(len(part.rows) for part in parts),
+        numbers=numbers,
+        strings={name: [text for part in parts for text in part.strings[name]] for name in parts[0].strings},
+        origin=inventory.origin,
+        about={**inventory.about, **source.conclude(numbers)},
+        place=base,
     )
-
-
-def _indexed(source: Source, inventory: Inventory, found: list[Found], base: Path) -> Indexed:
-    numbers = {name: np.concatenate([_numbers(part, name) for part in found]) for name in found[0].numbers}
-    strings = {name: [one for part in found for one in part.strings[name]] for name in found[0].strings}
-    about = {**inventory.about, **source.conclude(numbers)}
-    samples = sum(len(part.rows) for part in found)
-    return Indexed(samples=samples, numbers=numbers, strings=strings, origin=inventory.origin, about=about, place=base)
-
-
-def _numbers(part: Found, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.asarray(part.numbers[name], np.int64)
 
 
 def _values(column: Any) -> str:

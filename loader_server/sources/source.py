@@ -14,15 +14,17 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from loader_server.sources.blame import undecoded
 from loader_server.sources.files.opening import Files
 from loader_server.sources.files.presence import IndexedFiles
 from loader_server.sources.files.retried_reads import read_patiently
-from loader_server.sources.largest import LARGEST_SAMPLE
 from loader_server.sources.remote.urls import is_url
+from loader_server.sources.sample_limits import LARGEST_SAMPLE
+from shared.errors import StokerError
 from shared.shortened import shortened
 
 if TYPE_CHECKING:
@@ -39,12 +41,11 @@ __all__ = [
     "BadRow",
     "Chunk",
     "Found",
-    "Gathers",
     "Indexed",
     "Inventory",
     "OfJob",
     "Source",
-    "gather_rows",
+    "decoded",
     "texts_of_column",
     "texts_read",
 ]
@@ -236,8 +237,9 @@ class Source:
         if not lengths:
             return None
         a_step = {field.key: field.step_bytes for field in self.fields if field.padded}
-        each = (np.asarray(steps, np.int64) * a_step.get(key, 1) for key, steps in lengths.items())
-        return functools.reduce(np.add, each)
+        return functools.reduce(
+            np.add, (np.asarray(steps, np.int64) * a_step.get(key, 1) for key, steps in lengths.items())
+        )
 
     # --- once there is an index ---
 
@@ -425,6 +427,7 @@ class Source:
 
 def texts_of_column(column: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield the strings of an index's column, block by block."""
+    # In blocks, because a data set may have more texts than fit into memory.
     for start in range(0, len(column), _TEXTS):
         yield [column[row] for row in range(start, min(start + _TEXTS, len(column)))]
 
@@ -440,18 +443,14 @@ def texts_read(source: Source, key: str) -> Iterator[Sequence[str]]:
         yield texts
 
 
-class Gathers(Protocol):
-    """An object that writes whole batches at once."""
+def decoded(source: Source, sample: int, raw: bytes) -> dict[str, Any]:
+    """Return the raw sample; raise a SampleError if the sample cannot be used, or a ReadError if the machine failed.
 
-    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write a batch as `Source.gather` does."""
-
-
-def gather_rows(
-    source: Gathers, samples: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
-) -> None:
-    """Gather these samples into the given rows of `out`, through a temporary batch, because `gather` fills all rows."""
-    own = {key: np.empty((len(rows), *array.shape[1:]), array.dtype) for key, array in out.items()}
-    source.gather(samples, own)
-    for key, array in own.items():
-        out[key][rows] = array
+    A MemoryError passes through, because only trials show whether it is the sample's fault.
+    """
+    try:
+        return source.decode(sample, raw)
+    except (StokerError, MemoryError):
+        raise
+    except BaseException as error:  # a decoder may raise anything; a panic in Rust is a BaseException
+        raise undecoded(error, source.name(sample)) from error

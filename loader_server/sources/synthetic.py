@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.batch_columns import write_padded
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.hashing import hashed, key_of
 from shared.settings.values import choice, number, setting, whole
@@ -63,6 +64,7 @@ class SyntheticSource(Source):
     piece_rows = _PIECE
     #: A sample follows from its number, so none may be left out of the index.
     measurable = False
+    gathers = True
     settings: SyntheticSettings
 
     @property
@@ -86,8 +88,7 @@ class SyntheticSource(Source):
 
     def probe(self, piece: range) -> Found:
         """Return the lengths of these samples."""
-        samples = np.arange(piece.start, piece.stop)
-        lengths = _length_steps(self.settings)[_top_bits(samples, _LENGTH_KEY, _LENGTH_BITS)]
+        lengths = _length_steps(self.settings)[_top_bits(np.arange(piece.start, piece.stop), _LENGTH_KEY, _LENGTH_BITS)]
         return Found(rows=piece, numbers={f"length_{self.fields[0].key}": lengths})
 
     def open(self, indexed: Indexed) -> None:
@@ -96,7 +97,6 @@ class SyntheticSource(Source):
         self._key = self.fields[0].key
         self._lengths = self.lengths[self._key]
         self._text = _text(self.settings, 2**_TEXT_BITS + int(_length_steps(self.settings)[-1]))
-        self._steps = np.arange(len(self._text), dtype=np.int64)
 
     def name(self, sample: int) -> str:
         """Return the sample's number, its only name."""
@@ -107,20 +107,11 @@ class SyntheticSource(Source):
         start = int(_starts(np.array([self.checked(sample)]))[0])
         return {self._key: self._text[start : start + int(self._lengths[sample])].copy()}
 
-    @property
-    def gathers(self) -> bool:
-        """Return True."""
-        return True
-
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, with lengths and zero padding."""
-        values, lengths = out[self._key], self._lengths[samples]
-        steps = self._steps[: values.shape[1]]
-        # The bucket may be longer than any sample, so a row may reach beyond the text: "clip" repeats its last step
-        # there, and the next line overwrites it with padding.
-        np.take(self._text, _starts(samples)[:, None] + steps, axis=0, out=values, mode="clip")
-        values[steps >= lengths[:, None]] = 0
-        out[f"{self._key}_length"][:] = lengths
+        # A bucket may be longer than any sample, so that rows reach beyond the text: there they are padding.
+        lengths = out[f"{self._key}_length"][:] = self._lengths[samples]
+        write_padded(self._text, _starts(samples), lengths, out[self._key])
 
 
 def _top_bits(samples: NDArray[np.int64], key: int, bits: int) -> NDArray[np.int64]:
@@ -130,8 +121,8 @@ def _top_bits(samples: NDArray[np.int64], key: int, bits: int) -> NDArray[np.int
 
 def _length_steps(settings: SyntheticSettings) -> NDArray[np.int64]:
     """Return the possible lengths, equally likely, in ascending order."""
-    lengths = [round(settings.median_length * math.exp(settings.spread * score)) for score in _scores()]
-    return np.maximum(np.array(lengths, np.int64), 1)
+    lengths = (max(round(settings.median_length * math.exp(settings.spread * score)), 1) for score in _scores())
+    return np.fromiter(lengths, np.int64)
 
 
 @functools.cache
@@ -149,8 +140,7 @@ def _text(settings: SyntheticSettings, steps: int) -> NDArray[Any]:
     """Return the text: tokens from 1, because 0 is padding, or features from -1 to 1 that float32 holds exactly."""
     if settings.kind == "tokens":
         words = hashed(np.arange(steps), key_of("synthetic tokens"))
-        most = np.uint64(settings.vocabulary - 1)
-        tokens: NDArray[Any] = (words % most + np.uint64(1)).astype(np.int32)
+        tokens: NDArray[Any] = (words % np.uint64(settings.vocabulary - 1) + np.uint64(1)).astype(np.int32)
         return tokens
     # 16 bits, because a whole number of steps of 2**-15 from -1 to 1 is exact in float32.
     words = hashed(np.arange(steps * settings.bands), key_of("synthetic features")) >> np.uint64(48)

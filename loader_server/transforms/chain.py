@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.installed import version_of
-from loader_server.sources.blame import is_the_samples, told
+from loader_server.sources.batch_columns import shown_axes
+from loader_server.sources.blame import error_text, is_the_samples
 from loader_server.sources.files.file_facts import FilePlaces
-from loader_server.transforms.columns import OfColumns, column_of
 from loader_server.transforms.find import find_transforms
 from loader_server.transforms.generators import generator_for
+from loader_server.transforms.on_columns import OfColumns, column_of
 from shared.errors import ReadError, SampleError, SettingsError, StokerError
 from shared.hashing import fingerprint
 from shared.wire.layout import DTYPES, Field
@@ -87,10 +88,15 @@ class Chain:
         for place, step in enumerate(steps):
             _refuse_other_statistics(step, steps[:place], where)
             fields = _after(fields, step, where)
-        recipe = _recipe(steps)
-        asked = (names, {name: dict(table) for name, table in tables.items()}, places)
-        draws = any(step.draws for step in steps)
-        return Chain(steps=steps, raw=raw, fields=fields, draws=draws, recipe=recipe, where=where, asked=asked)
+        return Chain(
+            steps=steps,
+            raw=raw,
+            fields=fields,
+            draws=any(step.draws for step in steps),
+            recipe=_recipe(steps),
+            where=where,
+            asked=(names, {name: dict(table) for name, table in tables.items()}, places),
+        )
 
     # Pickle what the chain was made from, not the chain: a user's transform need not be picklable.
     def __reduce__(self) -> tuple[object, ...]:
@@ -135,6 +141,7 @@ class Chain:
     @property
     def steady_steps(self) -> int:
         """Number of transforms before the first that draws random numbers."""
+        # Up to here samples are equal in every epoch, so that their features can be kept on disk for later epochs.
         return next((place for place, step in enumerate(self.steps) if step.draws), len(self.steps))
 
     @property
@@ -163,7 +170,7 @@ class Chain:
         for step in self.steps:
             rule = _may_refuse(step)
             if rule is not None:
-                found |= _told(rule, lengths, f"{self.where}, {step.name}").astype(np.bool_)
+                found |= _applied(rule, lengths, f"{self.where}, {step.name}").astype(np.bool_)
             lengths |= self.foretold(step, lengths)
         return found
 
@@ -206,6 +213,7 @@ class Chain:
     @property
     def takes_columns(self) -> bool:
         """Whether all transforms also take a batch's samples at once."""
+        # Each sample has a generator of its own, so that a transform which draws cannot take several at once.
         return all(isinstance(step.call, OfColumns) and not step.draws for step in self.steps)
 
     def on_columns(self, columns: Columns) -> Columns:
@@ -252,20 +260,23 @@ def _failed(step: NamedTransform, error: BaseException, where: str) -> SampleErr
         return SampleError(
             reason="transform",
             expected=f"the transform {step.name} to succeed",
-            got=told(error),
+            got=error_text(error),
             where=where,
             remedy="Mend the transform, or remove the sample.",
         )
     return ReadError(
         expected=f"the transform {step.name} to read what it needs",
-        got=told(error),
+        got=error_text(error),
         where=where,
         remedy="Make that file readable on every loader machine.",
     )
 
 
 def _sample(returned: dict[str, Any] | None, changed: dict[str, Any]) -> dict[str, Any]:
-    """Return the sample after a transform: the dict that it returned, or the one that it changed in place."""
+    """Return the sample after a transform: the dict that it returned, or the one that it changed in place.
+
+    Raise a TypeError if it returned anything else.
+    """
     if returned is None:
         return changed
     if not isinstance(returned, dict):
@@ -290,7 +301,8 @@ def _fingerprint(steps: Sequence[NamedTransform]) -> str:
 
 
 def _packages(steps: Sequence[NamedTransform]) -> dict[str, str]:
-    return {name: version for step in steps for name, version in step.packages.items()} | _versions()
+    own = {name: version_of(name) for name in _PACKAGES}
+    return {name: version for step in steps for name, version in step.packages.items()} | own
 
 
 def _recipe(steps: Sequence[NamedTransform]) -> str:
@@ -310,7 +322,7 @@ def _refuse_other_statistics(step: NamedTransform, before: Sequence[NamedTransfo
     made_of = getattr(step.call, "made_of", None)
     if made_of is not None and made_of != _steady_recipe(before):
         raise SettingsError(
-            expected=f"statistics of what {', '.join(one.name for one in before) or 'the source'} now makes",
+            expected=f"statistics of what {', '.join(earlier.name for earlier in before) or 'the source'} now makes",
             got="those of other transforms, or of other settings of these",
             where=f"{where}, {step.name}",
             remedy="Run loader-server index --statistics.",
@@ -323,19 +335,24 @@ def _after(fields: tuple[Field, ...], step: NamedTransform, where: str) -> tuple
         return fields
     kept = {field.key: field for field in fields if field.key not in step.outputs.removes}
     for field in step.outputs.fields:
-        same_length = field.key not in step.outputs.lengths
         before = kept.get(field.key)
-        if field.padded and same_length and (before is None or not before.padded):
-            raise SettingsError(
-                expected=f'a length of the padded output "{field.key}" of {step.name}',
-                got="none declared",
-                where=where,
-                remedy=f'Declare lengths={{"{field.key}": …}}.',
-            )
-        # A transform that changes only values need not repeat how many steps make a second.
-        inherits = same_length and field.per_second is None and before is not None
-        kept[field.key] = replace(field, per_second=before.per_second) if inherits and before else field
+        has_same_length = field.key not in step.outputs.lengths
+        kept[field.key] = _with_length_of(before, field, f"{where}, {step.name}") if has_same_length else field
     return tuple(kept.values())
+
+
+def _with_length_of(before: Field | None, field: Field, where: str) -> Field:
+    """Return an output field that is as long as the field before; raise SettingsError if it has no length to take."""
+    if field.padded and (before is None or not before.padded):
+        raise SettingsError(
+            expected=f'a length of the padded output "{field.key}"',
+            got="none declared",
+            where=where,
+            remedy=f'Declare lengths={{"{field.key}": …}}.',
+        )
+    # A transform that changes only values need not repeat how many steps make a second.
+    inherits = before is not None and field.per_second is None
+    return replace(field, per_second=before.per_second) if before and inherits else field
 
 
 def _checked(field: Field, made: Mapping[str, Any], where: str) -> NDArray[np.generic]:
@@ -355,10 +372,9 @@ def _checked(field: Field, made: Mapping[str, Any], where: str) -> NDArray[np.ge
 
 
 def _unfit(reason: str, field: Field, got: str, where: str) -> SampleError:
-    shape = ", ".join("any" if axis is None else str(axis) for axis in field.shape)
     return SampleError(
         reason=reason,
-        expected=f'"{field.key}" as {field.dtype} [{shape}]',
+        expected=f'"{field.key}" as {field.dtype} [{shown_axes(field.shape)}]',
         got=got,
         where=f"{where}, after the transforms",
         remedy="All samples must have one dtype and shape: mend the transform or its declaration.",
@@ -366,7 +382,10 @@ def _unfit(reason: str, field: Field, got: str, where: str) -> SampleError:
 
 
 def _measured_field(key: str, value: object, assumed: Field | None, where: str) -> Field:
-    """Return the assumed field if the value fits it, otherwise one whose first axis is padded."""
+    """Return the assumed field if the value fits it, otherwise one whose first axis is padded.
+
+    Raise SampleError if the value makes no array of a usable dtype.
+    """
     if assumed is not None:
         with contextlib.suppress(SampleError):
             _checked(assumed, {key: value}, where)
@@ -403,7 +422,7 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
 
     Raise SettingsError unless they are whole numbers.
     """
-    made = _told(rule, lengths, where)
+    made = _applied(rule, lengths, where)
     if not np.issubdtype(made.dtype, np.integer):
         raise SettingsError(
             expected="lengths that are whole numbers", got=str(made.dtype), where=where, remedy="Divide with //."
@@ -411,7 +430,7 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
     return np.broadcast_to(made.astype(np.int64), next(iter(lengths.values())).shape)
 
 
-def _told(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
+def _applied(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
     """Apply a rule to lengths; raise SettingsError if it asks for a length that is missing."""
     try:
         return np.asarray(rule(lengths))
@@ -422,7 +441,3 @@ def _told(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
             where=where,
             remedy="The source has no such column: remove the transform, or add the column.",
         ) from None
-
-
-def _versions() -> dict[str, str]:
-    return {name: version_of(name) for name in _PACKAGES}

@@ -49,6 +49,7 @@ class CtcFit:
         """Raise SampleError if the labels do not fit; else leave the sample as it is."""
         labels, frames = sample[self._labels], len(sample[self._frames]) // self._reduction
         repeats = int(np.count_nonzero(labels[1:] == labels[:-1]))
+        # Between two equal labels CTC has to emit a blank, or they would be one.
         if len(labels) + repeats > frames:
             raise SampleError(
                 reason="labels_do_not_fit",

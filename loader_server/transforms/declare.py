@@ -80,8 +80,11 @@ class Outputs:
         removes: tuple[str, ...] = (),
     ) -> Outputs:
         """Return outputs in the form that `transform` takes, for classes whose outputs depend on their settings."""
-        fields = tuple(_field(key, spec, (per_second or {}).get(key)) for key, spec in (outputs or {}).items())
-        return Outputs(fields=fields, lengths=dict(lengths or {}), removes=_names("removes", removes, example="audio"))
+        return Outputs(
+            fields=tuple(_field(key, spec, (per_second or {}).get(key)) for key, spec in (outputs or {}).items()),
+            lengths=dict(lengths or {}),
+            removes=_names("removes", removes, example="audio"),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +127,14 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
 
     def declare(function: _F) -> _F:
         with placing(f"the declaration of {_name_of(function)}"):
-            _refuse_both(given if measured else None)
+            if measured and given:
+                raise SettingsError(
+                    expected="either outputs or measured=True",
+                    got="both",
+                    where="",
+                    remedy="What is declared need not be measured: leave one of them out. With measured=True, a key "
+                    "that the transform deletes is gone without removes.",
+                )
             _refuse_unread(function, settings)
             made = Outputs.of(outputs, lengths=lengths, per_second=per_second, removes=removes)
             function.declaration = Declaration(  # type: ignore[attr-defined]
@@ -143,7 +153,10 @@ BUILT_INS: dict[str, Callable[..., Any]] = {}
 
 
 def built_in(name: str) -> Callable[[_F], _F]:
-    """Register a transform under its name in job files, which has no module part."""
+    """Register a transform under its name in job files, which has no module part.
+
+    Raise an AssertionError if the name is taken.
+    """
 
     def register(function: _F) -> _F:
         if name in BUILT_INS:
@@ -162,17 +175,6 @@ def declaration_of(function: object) -> Declaration:
 
 def _name_of(function: object) -> str:
     return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', repr(function))}"
-
-
-def _refuse_both(given: object) -> None:
-    if given:
-        raise SettingsError(
-            expected="either outputs or measured=True",
-            got="both",
-            where="",
-            remedy="What is declared need not be measured: leave one of them out. With measured=True, a key that the "
-            "transform deletes is gone without removes.",
-        )
 
 
 def _refuse_unread(function: Callable[..., Any], settings: type[Any] | None) -> None:
@@ -218,6 +220,7 @@ def _names(what: str, names: Iterable[str], *, example: str) -> tuple[str, ...]:
 
 
 def _field(key: str, spec: tuple[Any, ...], per_second: float | None) -> Field:
+    """Return the field that an output declares; raise SettingsError if its dtype or axes are unusable."""
     dtype, *axes = spec if isinstance(spec, tuple) and spec else (None,)
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise SettingsError(

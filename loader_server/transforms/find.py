@@ -20,7 +20,7 @@ from loader_server import transforms
 from loader_server.installed import version_of
 from loader_server.named_objects import import_named
 from loader_server.own_code import own_code
-from loader_server.sources.blame import told
+from loader_server.sources.blame import error_text
 from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.declare import BUILT_INS, Outputs, declaration_of
 from loader_server.transforms.generators import RefusingGenerator
@@ -76,12 +76,12 @@ def find_transforms(
     Files that settings name are looked for in `places`. Raise SettingsError for an unknown name, a table that belongs
     to no transform, or settings that do not fit.
     """
-    targets = [
-        _target(name, f"{where}, transforms") for name in names
-    ]  # before the tables, so that a misspelt name is reported instead of its table
+    # Before the tables, so that a misspelt name is reported instead of its table.
+    targets = [_target(name, f"{where}, transforms") for name in names]
     owned = _tables_by_transform(names, tables, where)
-    found = zip(names, targets, strict=True)
-    return tuple(_made(name, target, owned.get(name), where, places) for name, target in found)
+    return tuple(
+        _made(name, target, owned.get(name), where, places) for name, target in zip(names, targets, strict=True)
+    )
 
 
 def named_files(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> list[str]:
@@ -113,8 +113,9 @@ def _built_in(name: str) -> Callable[..., Any] | None:
 @functools.cache
 def _modules_of_built_ins() -> dict[str, str]:
     """Return the modules that may define built-in transforms, by the last part of their names."""
-    found = pkgutil.walk_packages(transforms.__path__, f"{transforms.__name__}.")
-    return {module.name.rpartition(".")[2]: module.name for module in found}
+    # By the names of files, without importing them: a job of texts needs no library for sound.
+    modules = pkgutil.walk_packages(transforms.__path__, f"{transforms.__name__}.")
+    return {module.name.rpartition(".")[2]: module.name for module in modules}
 
 
 def settings_of_built_ins() -> dict[str, type[Any]]:
@@ -234,10 +235,13 @@ def _settings(name: str, declaration: Declaration, table: Table | None, where: s
 
 
 def _ready(target: Callable[..., Any], settings: _Settings, content: str, name: str, where: str) -> Transform:
-    """Return the callable for each sample."""
+    """Return the callable for each sample; raise SettingsError if a class cannot be made from its settings."""
     if isinstance(target, type):
         with _blaming_settings(name, where):
-            return _callable(_instance(target, settings, content))
+            instance = _instance(target, settings, content)
+            if not callable(instance):
+                raise TypeError("its instances cannot be called with (sample, rng)")
+            return instance
     return functools.partial(target, settings=settings) if settings is not None else target
 
 
@@ -245,12 +249,6 @@ def _ready(target: Callable[..., Any], settings: _Settings, content: str, name: 
 @functools.cache
 def _instance(kind: Callable[..., Any], settings: Hashable, _content: str) -> object:
     return kind(settings) if settings is not None else kind()
-
-
-def _callable(instance: object) -> Transform:
-    if not callable(instance):
-        raise TypeError("its instances cannot be called with (sample, rng)")
-    return instance
 
 
 @contextlib.contextmanager
@@ -264,7 +262,7 @@ def _blaming_settings(name: str, where: str) -> Iterator[None]:
     except Exception as error:  # a user's code may raise anything
         raise SettingsError(
             expected=f"the transform {name} to be made from its settings",
-            got=told(error),
+            got=error_text(error),
             where=where,
             remedy="Mend its settings, or the transform.",
         ) from error

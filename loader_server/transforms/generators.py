@@ -1,7 +1,7 @@
 """Random number generators of transforms.
 
-Rules: pure. A sample has one generator an epoch, the same whoever builds it; a transform that declares `draws=False`
-gets one that refuses, so that no transform can draw the same numbers for every sample without anyone noticing.
+Rules: pure. A sample has one generator an epoch, the same in every process that builds it; a transform that declares
+`draws=False` gets one that refuses, so that no transform can draw the same numbers for every sample unnoticed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Drawn", "RecordingGenerator", "RefusingGenerator", "generator_for"]
 
 
 def generator_for(seed: int, epoch: int, sample: int) -> np.random.Generator:
-    """Return the generator of one sample in one epoch: the same whoever builds it, however often."""
+    """Return the generator of one sample in one epoch: the same in every process, however often it is built."""
     return np.random.Generator(_bits_for(seed, epoch, sample))
 
 
@@ -52,6 +52,8 @@ class RecordingGenerator(np.random.Generator):
 
 
 def _recorded(name: str, method: Callable[..., Any], drawn: list[Drawn]) -> Callable[..., Any]:
+    """Return the method with each call's result noted in `drawn`."""
+
     def call(*args: Any, **named: Any) -> Any:
         got = method(*args, **named)
         # A copy, because transforms may change what they drew. `shuffle` returns None and changes its argument instead.

@@ -31,17 +31,17 @@ def with_paths(settings: Any, places: FilePlaces) -> Any:
     """Return the settings with each file's path in place of its name."""
     if settings is None:
         return None
-    values = _said(settings)
-    found = {name: _each_file(value, lambda file: _below(file, places)) for name, value in values.items()}
-    return settings if found == values else replace(settings, **found)
+    values = _values(settings)
+    placed = {name: _each_file(value, lambda file: _below(file, places)) for name, value in values.items()}
+    return settings if placed == values else replace(settings, **placed)
 
 
 def names_in(settings: Any) -> list[str]:
     """Return the names of the files in the settings, as written there."""
-    found: list[str] = []
-    for value in _said(settings).values() if settings is not None else ():
-        _each_file(value, lambda file: found.append(file) if isinstance(file, FileName) else file)
-    return [str(name) for name in found]
+    names: list[str] = []
+    for value in _values(settings).values() if settings is not None else ():
+        _each_file(value, lambda file: names.append(file) if isinstance(file, FileName) else file)
+    return [str(name) for name in names]
 
 
 def content_of_settings(settings: Any, where: str) -> str:
@@ -52,14 +52,15 @@ def content_of_settings(settings: Any, where: str) -> str:
     """
     if settings is None:
         return ""
-    means = {one.name: one.metadata.get("means") for one in fields(settings)}
-    values = [(name, means[name] if value is None else value) for name, value in _said(settings).items()]
-    named = [(name, value) for name, value in values if value is not None]
-    return repr(sorted((name, _each_file(value, lambda file: _digest(file, where))) for name, value in named))
+    means = {field.name: field.metadata.get("means") for field in fields(settings)}
+    values = [(name, means[name] if value is None else value) for name, value in _values(settings).items()]
+    # Hashes in place of paths: a copy of a file elsewhere makes the same transform, and another content another one.
+    given = ((name, value) for name, value in values if value is not None)
+    return repr(sorted((name, _each_file(value, lambda file: _digest(file, where))) for name, value in given))
 
 
-def _said(settings: Any) -> dict[str, Any]:
-    return {one.name: getattr(settings, one.name) for one in fields(settings)}
+def _values(settings: Any) -> dict[str, Any]:
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
 def _below(file: FileName | SideSource, places: FilePlaces) -> FileName | SideSource:
@@ -69,7 +70,7 @@ def _below(file: FileName | SideSource, places: FilePlaces) -> FileName | SideSo
 def _each_file(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, FileName | SideSource):
         return change(value)
-    return tuple(_each_file(one, change) for one in value) if isinstance(value, tuple) else value
+    return tuple(_each_file(element, change) for element in value) if isinstance(value, tuple) else value
 
 
 def _digest(path: FileName | SideSource, where: str) -> str:

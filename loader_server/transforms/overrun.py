@@ -28,6 +28,7 @@ def blame_for_length(
     for name, most, made in _longer(sample, foretold):
         return f'The source gave {made} steps of "{name}" where the index says {most}: run loader-server index.'
     undeclared = []
+    # The first that breaks its declaration is to blame: those after it only pass on what is too long.
     for step, sample in chain.stages(sample, key):  # noqa: B020, PLR1704 - each makes the next
         foretold |= chain.foretold(step, foretold)
         for name, most, made in _longer(sample, foretold):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from loader_server.building.build_thread import Build
 from loader_server.building.trial_rule import ExhaustedError
 from loader_server.machine.processes import NurseryEndedError
-from loader_server.sources.blame import told
+from loader_server.sources.blame import error_text
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.session import MOST_SESSIONS, Session
 from loader_server.wants.sessions import Sessions
@@ -449,7 +449,7 @@ def unbuilt_after(want: m.Want, error: BaseException) -> m.Unbuilt:
             want.ticket,
             "failed",
             expected="the batch to be built",
-            got=told(error),
+            got=error_text(error),
             where=f"batch {want.number} of epoch {want.epoch}",
             remedy="Look at the worker's log.",
         )

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server import cli
+from loader_server.sources.registry import SOURCES
 from loader_server.sources.source import Found, Indexed
 from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource
-from loader_server.sources.table import SOURCES
 from shared.settings.values import choice, duration_s, setting
 from shared.wire.layout import Field
 from tests.benchmarks.data_path_payloads import BANDS, template

@@ -18,8 +18,8 @@ import pytest
 
 from loader_server.conformance.checks import CHECKS, check_source
 from loader_server.conformance.command import main
+from loader_server.sources.registry import settings_of_sources
 from loader_server.sources.synthetic import SyntheticSource
-from loader_server.sources.table import settings_of_sources
 from loader_server.sources.text_files.line_source import LinesSource
 from shared.wire.layout import Field
 from tests.conformance.fixtures import FIXTURES, lines, synthetic

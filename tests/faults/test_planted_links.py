@@ -28,9 +28,8 @@ from loader_server.index.request import LettersReport
 from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import write_synced
 from loader_server.plan_keeper import PlanKeeper
-from loader_server.sources.pipeline.first_digests import FirstDigests
-from loader_server.transforms.characters import Characters, CharactersSettings
-from loader_server.transforms.letters import LetterCounter
+from loader_server.sources.pipeline.element_check import FirstDigests
+from loader_server.transforms.characters import Characters, CharactersSettings, LetterCounter
 from shared.errors import SampleError, StokerError
 from shared.metrics.scrape_targets import TargetFile
 from tests.support.loaders import write_job

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loader_server.planning import PlanSettings
-from loader_server.sources.chunks.settings import ChunkSettings
-from loader_server.sources.table import settings_of_sources
+from loader_server.sources.chunks.cutting import ChunkSettings
+from loader_server.sources.registry import settings_of_sources
 from loader_server.transforms.find import settings_of_built_ins
 from shared.bad_limit import BadLimit
 from shared.settings.job import JobSettings, StreamSettings

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.index.folder import open_index
 from loader_server.index.make import IndexReport, IndexRequest, make_index
-from loader_server.sources.table import SourceSpec, dotted_name, source_class
+from loader_server.sources.registry import SourceSpec, dotted_name, source_class
 from shared.settings.tables import read_table
 
 if TYPE_CHECKING:

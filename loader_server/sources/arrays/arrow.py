@@ -1,7 +1,9 @@
-"""The arrow source: record batches of memory-mapped Arrow files and streams, and saved Hugging Face data sets.
+"""The parquet and arrow sources: row groups of Parquet files, and record batches of Arrow files and streams.
 
-Rules: an Arrow file begins with a magic word, and what follows is a stream; of a folder that `save_to_disk` wrote, its
-`state.json` says which files count. The library `datasets` is not needed.
+Rules: of a Parquet file only the columns that are named are read, of one row group in one go; for a remote file this
+means one range of bytes for each column. Arrow files are mapped into memory; one begins with a magic word, and what
+follows is a stream. Of a folder that `save_to_disk` wrote, its `state.json` says which files count. The library
+`datasets` is not needed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import json
 import posixpath
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.arrays.arrow_library import pa
+from loader_server.sources.arrays.arrow_columns import pa, parquet
 from loader_server.sources.arrays.columnar import ColumnarSource, GroupsOfFile
 from shared.errors import DataError
 
@@ -18,13 +20,35 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["ArrowSource"]
+__all__ = ["ArrowSource", "ParquetSource"]
 
 _MAGIC = b"ARROW1"
 #: Bytes of the magic word with its padding.
 _MAGIC_BYTES = 8
 #: End mark in place of the next message; in old files it is four zeros.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+class ParquetSource(ColumnarSource):
+    """Rows of Parquet files; the place of a row group is its number."""
+
+    def _paths(self) -> list[str]:
+        """Return all files of `paths`, in order."""
+        return self.files.found(self.settings.paths, ".parquet", ".pq")
+
+    def _look_at(self, path: str) -> GroupsOfFile:
+        """Return the columns and row groups of a file, reading only its footer."""
+        with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
+            schema, groups = file.schema_arrow, range(file.metadata.num_row_groups)
+            rows = [file.metadata.row_group(group).num_rows for group in groups]
+        return GroupsOfFile(types=dict(zip(schema.names, schema.types, strict=True)), rows=rows, places=list(groups))
+
+    def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
+        """Return these columns of a row group; no other column is read."""
+        with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
+            # Without threads of the library: a worker has one core, and reads several groups at a time anyway.
+            table = file.read_row_group(place, columns=list(columns), use_threads=False)
+        return [table.column(name).combine_chunks() for name in columns]
 
 
 class ArrowSource(ColumnarSource):
@@ -42,7 +66,7 @@ class ArrowSource(ColumnarSource):
         Raise a DataError for a folder of several splits, and for a state file that cannot be read.
         """
         folder = self.base / named
-        splits = _said_in(folder / "dataset_dict.json", "splits")
+        splits = _list_in(folder / "dataset_dict.json", "splits")
         if splits:
             raise DataError(
                 expected="one data set",
@@ -50,9 +74,9 @@ class ArrowSource(ColumnarSource):
                 where=str(folder),
                 remedy=f'Name one of them: paths = ["{posixpath.join(named, splits[0])}"].',
             )
-        saved = _said_in(folder / "state.json", "_data_files")
-        if saved:
-            return [posixpath.join(named, one["filename"]) for one in saved]
+        # The folder may also hold files of an earlier save, or caches of `map`: only those in the state count.
+        if saved := _list_in(folder / "state.json", "_data_files"):
+            return [posixpath.join(named, file["filename"]) for file in saved]
         return self.files.found([named], ".arrow", ".feather", ".ipc")
 
     def _look_at(self, path: str) -> GroupsOfFile:
@@ -61,20 +85,20 @@ class ArrowSource(ColumnarSource):
         Raise an error of `_BROKEN` (see columnar) if the file was cut short or has dictionaries.
         """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
-            schema, rows, places = self._schema(mapped), list[int](), list[int]()
+            schema = self._schema(mapped)
             _refuse_dictionaries(schema)
+            groups = GroupsOfFile(types=dict(zip(schema.names, schema.types, strict=True)))
             reader = pa.ipc.MessageReader.open_stream(mapped)
+            # A file's footer lists its record batches, but a stream has none: messages are read one after another.
             while True:
                 place = mapped.tell()
                 try:
                     message = reader.read_next_message()
                 except StopIteration:
                     _refuse_no_end(mapped, place)
-                    return GroupsOfFile(
-                        types=dict(zip(schema.names, schema.types, strict=True)), rows=rows, places=places
-                    )
-                rows.append(pa.ipc.read_record_batch(message, schema).num_rows)
-                places.append(place)
+                    return groups
+                groups.rows.append(pa.ipc.read_record_batch(message, schema).num_rows)
+                groups.places.append(place)
 
     @staticmethod
     def _schema(mapped: Any) -> Any:
@@ -91,10 +115,10 @@ class ArrowSource(ColumnarSource):
             schema = self._schema(mapped)
             mapped.seek(place)
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(mapped), schema)
-            found = [batch.column(name) for name in columns]
-            for array in found:
+            arrays = [batch.column(name) for name in columns]
+            for array in arrays:
                 _refuse_wrong_offsets(array)
-        return found
+        return arrays
 
 
 def _refuse_no_end(mapped: Any, place: int) -> None:
@@ -119,7 +143,7 @@ def _refuse_wrong_offsets(array: Any) -> None:
     (array if as_bytes is None else array.view(as_bytes)).validate(full=True)
 
 
-def _said_in(path: Path, key: str) -> list[Any]:
+def _list_in(path: Path, key: str) -> list[Any]:
     """Return the list under `key` in a JSON file that `save_to_disk` writes; empty without such a file.
 
     Raise a DataError if the file cannot be read or lacks the key.

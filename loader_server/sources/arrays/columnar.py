@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.arrays.arrow_columns import ColumnKind, ColumnValues, lengths_and_faults, value_of, values_of
-from loader_server.sources.arrays.gathering import joined_parts, parted
+from loader_server.sources.arrays.arrow_columns import (
+    ColumnKind,
+    ColumnValues,
+    kinds_of,
+    lengths_and_faults,
+    refuse_other_columns,
+    unusable,
+    value_of,
+    values_of,
+)
 from loader_server.sources.arrays.row_groups import RowGroups
-from loader_server.sources.arrays.schemas import kinds_of, refuse_other_columns, told, unusable
+from loader_server.sources.batch_columns import fields_of_rows, joined_parts, parted
 from loader_server.sources.files.opening import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory, Source
@@ -57,8 +65,10 @@ class GroupsOfFile:
     """
 
     types: Mapping[str, Any]
-    rows: Sequence[int]
-    places: Sequence[int]
+    #: Rows of each group.
+    rows: list[int] = field(default_factory=list)
+    #: Where each group is: its number in the file, or the byte where it begins.
+    places: list[int] = field(default_factory=list)
 
 
 class ColumnarSource(Source):
@@ -69,10 +79,8 @@ class ColumnarSource(Source):
 
     Settings = ColumnarSettings
     piece_rows = 2**16
-    reads_ahead = True
+    gathers = reads_ahead = True
     settings: ColumnarSettings
-
-    _groups: RowGroups | None = None
 
     # --- what a format says ---
 
@@ -102,7 +110,7 @@ class ColumnarSource(Source):
         paths, kinds = self._paths(), list[ColumnKind]()
         found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
         for number, path in enumerate(paths):
-            groups = self._whole(path, lambda path=path: self._look_at(path))
+            groups = self._groups_in(path)
             own = kinds_of(groups.types, self.settings.columns, self.files.where(path))
             refuse_other_columns(kinds or own, own, self.files.where(path))
             kinds = kinds or own
@@ -112,11 +120,11 @@ class ColumnarSource(Source):
             found["rows"] += [groups.rows[at] for at in kept]
         return {**found, "columns": [{**asdict(kind), "inner": list(kind.inner)} for kind in kinds]}
 
-    def _whole(self, path: str, read: Any) -> Any:
-        """Return what `read` returns; raise a DataError if it meets a broken file."""
+    def _groups_in(self, path: str) -> GroupsOfFile:
+        """Return a file's columns and groups; raise a DataError if the file is missing or broken."""
         self.files.facts(path)
         try:
-            return read()
+            return self._look_at(path)
         except _BROKEN as error:
             raise unusable(
                 self.files.where(path), "a whole file of this format", " ".join(str(error).split())
@@ -130,7 +138,7 @@ class ColumnarSource(Source):
     @cached_property
     def _kinds(self) -> tuple[ColumnKind, ...]:
         """Return what each column holds."""
-        return tuple(ColumnKind(**{**one, "inner": tuple(one["inner"])}) for one in self._about["columns"])
+        return tuple(ColumnKind(**{**kind, "inner": tuple(kind["inner"])}) for kind in self._about["columns"])
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:
@@ -140,8 +148,9 @@ class ColumnarSource(Source):
     @cached_property
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of columns of numbers, and of lists of numbers."""
-        numbers = [kind for kind in self._kinds if kind.holds == "numbers"]
-        return tuple(kind.field(padded=not any(one.ragged for one in numbers)) for kind in numbers)
+        return fields_of_rows(
+            (kind.key, kind.dtype, kind.inner, kind.ragged) for kind in self._kinds if kind.holds == "numbers"
+        )
 
     # --- while an index is made ---
 
@@ -154,9 +163,12 @@ class ColumnarSource(Source):
 
         Raise a DataError if a file is broken or has another schema.
         """
-        found = self._surveyed
-        origin = noted_origin(self.files, found["paths"])
-        return Inventory(total=int(self._firsts[-1]), pieces=self._pieces, origin=origin, about={"rows_of": found})
+        return Inventory(
+            total=int(self._firsts[-1]),
+            pieces=self._pieces,
+            origin=noted_origin(self.files, self._surveyed["paths"]),
+            about={"rows_of": self._surveyed},
+        )
 
     def _pieces(self, rows: int) -> Iterator[range]:
         """Yield ranges of rows in order.
@@ -176,11 +188,12 @@ class ColumnarSource(Source):
 
     def probe(self, piece: range) -> Found:
         """Return the lengths of these rows, and which of them are bad; decodes all of their groups."""
-        first, last = self._group_of(piece.start), self._group_of(max(piece.stop - 1, piece.start))
-        parts = [self._probe_group(group, piece) for group in range(first, last + 1)] if len(piece) else []
-        bad = {row: one for part in parts for row, one in part.bad.items()}
-        names = parts[0].numbers if parts else ()
-        numbers = {name: np.concatenate([np.asarray(part.numbers[name]) for part in parts]) for name in names}
+        groups = range(self._group_of(piece.start), self._group_of(piece.stop - 1) + 1)
+        parts = [self._probe_group(group, piece) for group in groups]
+        bad = {row: fault for part in parts for row, fault in part.bad.items()}
+        numbers = {
+            name: np.concatenate([np.asarray(part.numbers[name]) for part in parts]) for name in parts[0].numbers
+        }
         return Found(rows=[row for part in parts for row in part.rows], numbers=numbers, bad=bad)
 
     def _group_of(self, row: int) -> int:
@@ -199,25 +212,21 @@ class ColumnarSource(Source):
             bad={start + row: bad[row] for row in sorted(bad) if own.start <= row < own.stop},
         )
 
-    _latest: tuple[int, tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]] | None = None
+    #: The group that was measured last, its lengths and its bad rows, numbered within the group.
+    _latest: tuple[int, dict[str, NDArray[np.int64]], dict[int, BadRow]] = (-1, {}, {})
 
     def _measured_group(self, group: int) -> tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]:
-        """Return lengths and bad rows of a group; the latest group's are kept.
-
-        Small pieces share a group, which would be decoded again for each of them.
-        """
-        if self._latest is None or self._latest[0] != group:
-            self._latest = (group, self._measure_group(group))
-        return self._latest[1]
-
-    def _measure_group(self, group: int) -> tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]:
-        """Decode a group, and return its lengths and its bad rows, numbered within the group."""
-        path, arrays = self._arrays_of(group)
-        padded = {field.key for field in self.fields if field.padded}
-        lengths, found = lengths_and_faults(arrays, self._kinds, padded)
-        where, before = self.files.where(path), self._row_in_file(int(self._firsts[group]))
-        bad = {row: BadRow(where, before + row, fault.reason, fault.detail) for row, fault in found.items()}
-        return lengths, bad
+        """Return lengths and bad rows of a group, decoding it unless it is the latest one."""
+        # Kept, because small pieces share a group, which would be decoded again for each of them.
+        if self._latest[0] != group:
+            path, arrays = self._arrays_of(group)
+            lengths, faults = lengths_and_faults(
+                arrays, self._kinds, {field.key for field in self.fields if field.padded}
+            )
+            where, before = self.files.where(path), self._row_in_file(int(self._firsts[group]))
+            bad = {row: BadRow(where, before + row, *fault) for row, fault in faults.items()}
+            self._latest = group, lengths, bad
+        return self._latest[1:]
 
     def _arrays_of(self, group: int, keys: Sequence[str] = ()) -> tuple[str, list[Any]]:
         """Return the path of a group's file, and its columns: those of these keys, or all.
@@ -233,18 +242,21 @@ class ColumnarSource(Source):
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             rows = f"rows from {self._row_in_file(int(self._firsts[group]))} on that can be decoded"
+            where, got = self.files.where(path), " ".join(str(error).split()).rstrip(".")
             if hasattr(self, "indexed"):
-                raise changed(rows, told(error), self.files.where(path)) from None
-            raise unusable(self.files.where(path), rows, told(error)) from None
+                raise changed(rows, got, where) from None
+            raise unusable(where, rows, got) from None
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the first sample of each group."""
+        # Bad rows are left out, so groups begin at other numbers among samples than among rows.
         return {"first_samples": np.searchsorted(numbers["row"], self._firsts).tolist()}
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a file has changed since it was made."""
+        # Measuring lengths opens piece after piece of the same files, whose digests need not be compared each time.
         if not hasattr(self, "indexed") or self.indexed.origin != indexed.origin:
             refuse_other_files(self.files, indexed)
         self.indexed = indexed
@@ -255,6 +267,7 @@ class ColumnarSource(Source):
     def segments(self) -> NDArray[np.int64]:
         """Return where segments begin, and the number of samples; a segment is one or several groups."""
         starts = np.unique(self.indexed.about["first_samples"])
+        # Whole groups, so that a window decodes each of its groups once, and no group is in two windows.
         # A group begins a segment if it begins in another block of SEGMENT_SAMPLES than the group before. Large groups
         # are segments of their own, and small ones share one.
         firsts = starts[:-1][np.diff(starts[:-1] // SEGMENT_SAMPLES, prepend=-1) > 0]
@@ -281,19 +294,18 @@ class ColumnarSource(Source):
         """Yield the texts of a column, block by block, decoding a group at a time."""
         bounds = np.searchsorted(self._rows, self._firsts).tolist()
         for group, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            # A group without good rows may not even be decodable.
             if start == stop:
                 continue
-            (column,) = self._arrays_of(group, [kind.key])[1]
+            _, (column,) = self._arrays_of(group, [kind.key])
             for first in range(start, stop, SEGMENT_SAMPLES):
                 rows = self._rows[first : min(first + SEGMENT_SAMPLES, stop)] - self._firsts[group]
                 yield column.take(rows).to_pylist()
 
-    @property
+    @cached_property
     def _kept(self) -> RowGroups:
         """Return the memory of decoded groups, made by the first call."""
-        if self._groups is None:
-            self._groups = RowGroups(self._kinds, self._firsts, self.settings.cache, self._decode_group)
-        return self._groups
+        return RowGroups(self._kinds, self._firsts, self.settings.cache, self._decode_group)
 
     def _decode_group(self, group: int) -> list[ColumnValues]:
         """Return the values of a group; raise a ReadError if its file has changed."""
@@ -305,6 +317,7 @@ class ColumnarSource(Source):
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return one sample of each group that is not in memory."""
+        # A sample for each group is enough: reading it decodes the whole group.
         return samples[self._kept.missing(self._rows[samples])]
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
@@ -318,11 +331,6 @@ class ColumnarSource(Source):
         parts = zip(self._kinds, parted(raw, len(self._kinds)), strict=True)
         return {kind.key: value_of(part, kind) for kind, part in parts}
 
-    @property
-    def gathers(self) -> bool:
-        """Return True: whole batches are written at once."""
-        return True
-
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, padded, decoding the groups that are not in memory."""
         self._kept.gather(self._rows[samples], out)
@@ -331,8 +339,7 @@ class ColumnarSource(Source):
 
     def name(self, sample: int) -> str:
         """Return the file as the job file names it, and the row in it."""
-        path, row = self._place_of(sample)
-        return f"{path}, row {row}"
+        return "{}, row {}".format(*self._place_of(sample))
 
     def place(self, sample: int) -> tuple[str, int]:
         """Return the file, and the row in it."""
@@ -342,14 +349,14 @@ class ColumnarSource(Source):
     def identity(self, sample: int) -> str:
         """Return path, size and digest of the file, and the row in it."""
         path, row = self._place_of(sample)
-        facts = next(one for one in self.indexed.origin if one["path"] == path)
+        # Not by the time of change: a copy of the file has another one, and its samples are the same.
+        facts = next(file for file in self.indexed.origin if file["path"] == path)
         return f"{path}, {facts['bytes']} bytes, {facts['digest']}, row {row}"
 
     def _place_of(self, sample: int) -> tuple[str, int]:
         """Return the sample's file and its row there."""
         row = int(self._rows[self.checked(sample)])
-        path = self._about["paths"][self._about["file"][self._group_of(row)]]
-        return path, self._row_in_file(row)
+        return self._about["paths"][self._about["file"][self._group_of(row)]], self._row_in_file(row)
 
     @cached_property
     def _first_of_file(self) -> NDArray[np.int64]:
@@ -363,5 +370,5 @@ class ColumnarSource(Source):
 
     def close(self) -> None:
         """Drop the decoded groups and close the files."""
-        self._groups = None
+        self.__dict__.pop("_kept", None)
         super().close()

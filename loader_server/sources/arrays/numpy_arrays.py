@@ -7,12 +7,13 @@ array is ragged, the first axis of each sample counts as its length.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.arrays.gathering import joined_parts, parted, write_padded
 from loader_server.sources.arrays.numpy_files import ArrayColumn, open_columns
+from loader_server.sources.batch_columns import array_of, fields_of_rows, joined_parts, parted, write_padded
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.errors import DataError
@@ -43,17 +44,15 @@ class NumpySource(Source):
     """Rows of arrays; the index has each sample's row, and the lengths of padded keys."""
 
     Settings = NumpySettings
+    #: Only offsets are read, so a piece may be large.
     piece_rows = 2**20
+    gathers = True
     settings: NumpySettings
 
-    _opened: tuple[ArrayColumn, ...] = ()
-
-    @property
-    def _columns(self) -> tuple[ArrayColumn, ...]:
+    @cached_property
+    def _columns(self) -> list[ArrayColumn]:
         """Return the arrays of the chosen keys, mapped by the first call."""
-        if not self._opened:
-            self._opened = tuple(open_columns(self.files, self._found_paths(), self.settings.keys))
-        return self._opened
+        return open_columns(self.files, self._found_paths(), self.settings.keys)
 
     def _found_paths(self) -> list[str]:
         """Return the files that `paths` stands for."""
@@ -62,8 +61,10 @@ class NumpySource(Source):
     @property
     def fields(self) -> tuple[Field, ...]:
         """Return the field of each array."""
-        padded = all(column.offsets is None for column in self._columns)
-        return tuple(column.field(padded=padded) for column in self._columns)
+        return fields_of_rows(
+            (column.key, str(column.values.dtype), column.values.shape[1:], column.offsets is not None)
+            for column in self._columns
+        )
 
     # --- while an index is made ---
 
@@ -74,12 +75,11 @@ class NumpySource(Source):
     def survey(self) -> Inventory:
         """Count the rows of the arrays; raise a DataError if they do not belong together."""
         total = self._columns[0].samples
-        kinds = [[field.key, field.dtype, list(field.shape)] for field in self.fields]
         return Inventory(
             total=total,
             pieces=lambda rows: (range(start, min(start + rows, total)) for start in range(0, total, rows)),
             origin=noted_origin(self.files, self._found_paths()),
-            about={"arrays": kinds},
+            about={"arrays": [[field.key, field.dtype, list(field.shape)] for field in self.fields]},
         )
 
     def probe(self, piece: range) -> Found:
@@ -117,7 +117,7 @@ class NumpySource(Source):
         self.indexed = indexed
         self._in_use = FilesInUse(self.files, indexed)
         self._rows = indexed.numbers["row"]
-        self._known = "; ".join(f"{one['path']}, {one['bytes']} bytes, {one['digest']}" for one in indexed.origin)
+        self._known = "; ".join(f"{file['path']}, {file['bytes']} bytes, {file['digest']}" for file in indexed.origin)
         self._lengths = self.lengths
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
@@ -138,11 +138,12 @@ class NumpySource(Source):
 
         Raise a ReadError if a file is no longer the indexed one.
         """
-        self._in_use.refuse_changed()
+        self._in_use.refuse_changed()  # before as well, as in `read`
         for chunk in chunks:
             row, cut = int(self._rows[self.checked(chunk.sample)]), slice(chunk.start, chunk.stop)
-            values = ((column.key, _values_of(column, row)) for column in self._columns)
-            raw = joined_parts([(of[cut] if key in chunk.keys else of).tobytes() for key, of in values])
+            values = {column.key: _values_of(column, row) for column in self._columns}
+            values |= {key: values[key][cut] for key in chunk.keys}
+            raw = joined_parts([array.tobytes() for array in values.values()])
             self._in_use.refuse_changed()
             yield raw
 
@@ -153,23 +154,18 @@ class NumpySource(Source):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return a new array for each key."""
         self.checked(sample)
-        fields, values = self.fields, dict[str, Any]()
-        for field, part in zip(fields, parted(raw, len(fields)), strict=True):
-            shape = tuple(-1 if axis is None else axis for axis in field.shape)
-            values[field.key] = np.frombuffer(part, field.dtype).reshape(shape).copy()
-        return values
-
-    @property
-    def gathers(self) -> bool:
-        """Return True: whole batches are written at once."""
-        return True
+        columns = self._columns
+        return {
+            column.key: array_of(part, column.values.dtype, column.values.shape[1:], ragged=column.offsets is not None)
+            for column, part in zip(columns, parted(raw, len(columns)), strict=True)
+        }
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, padded.
 
         Raise a ReadError if a file is no longer the indexed one.
         """
-        self._in_use.refuse_changed()
+        self._in_use.refuse_changed()  # before as well, as in `read`
         rows = self._rows[samples]
         for column in self._columns:
             key, values = column.key, column.values
@@ -203,7 +199,7 @@ class NumpySource(Source):
 
     def close(self) -> None:
         """Drop the arrays and close the files."""
-        self._opened = ()
+        self.__dict__.pop("_columns", None)
         super().close()
 
     @property

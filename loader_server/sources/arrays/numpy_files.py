@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.batch_columns import selected
 from shared.errors import DataError
-from shared.wire.layout import DTYPES, Field
+from shared.wire.layout import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,14 +49,6 @@ class ArrayColumn:
         """Return how many samples there are."""
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
-    def field(self, *, padded: bool) -> Field:
-        """Return the field of a sample's value; `padded` makes the first axis of a row count as its length."""
-        inner = self.values.shape[1:]
-        if self.offsets is not None:
-            return Field(key=self.key, dtype=str(self.values.dtype), shape=(None, *inner))
-        shape = (None, *inner[1:]) if padded and inner else inner
-        return Field(key=self.key, dtype=str(self.values.dtype), shape=shape)
-
 
 def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> list[ArrayColumn]:
     """Return the columns of the wanted keys, or of all keys if none is named.
@@ -71,15 +64,16 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
             arrays[name] = array
     where = ", ".join(map(files.where, paths[:_MOST_NAMED]))
     columns = {column.key: column for column in _paired(arrays, where)}
-    for key in wanted:
-        if key not in columns:
-            raise _unusable(where, f'an array "{key}"', ", ".join(f'"{one}"' for one in columns), "Mend `keys`.")
-    chosen = [columns[key] for key in wanted or columns]
+    chosen = selected(columns, wanted, "an array", where, "Mend `keys`.")
     for column in chosen:
         _refuse_unusable(column, where)
         if column.samples != chosen[0].samples:
-            expected = f'{chosen[0].samples} samples of "{column.key}", as of "{chosen[0].key}"'
-            raise _unusable(where, expected, str(column.samples), "Arrays of one data set are equally long.")
+            raise _unusable(
+                where,
+                f'{chosen[0].samples} samples of "{column.key}", as of "{chosen[0].key}"',
+                str(column.samples),
+                "Arrays of one data set are equally long.",
+            )
     return chosen
 
 
@@ -88,21 +82,19 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
     files.facts(path)
     try:
         name, file = PurePosixPath(path), files.keep_local(path)
+        # Plain arrays over the mapping: indexing costs several times as much with numpy's memmap class.
         if name.suffix != ".npz":
-            return {name.stem: _plain(np.load(file, mmap_mode="r", allow_pickle=False))}
+            return {name.stem: np.load(file, mmap_mode="r", allow_pickle=False).view(np.ndarray)}
         with zipfile.ZipFile(file) as archive:
-            members = [one for one in archive.infolist() if one.filename.endswith(".npy")]
-            return {one.filename.removesuffix(".npy"): _member(file, archive, one) for one in members}
+            members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+            return {member.filename.removesuffix(".npy"): _member(file, archive, member) for member in members}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         # numpy's message advises allow_pickle=True, which would run whatever the file holds, so it is not passed on.
-        got = "pickled objects, or no arrays at all" if "allow_pickle" in str(error) else str(error)
-        raise _unusable(files.where(path), "a whole file of plain arrays, no pickles", got) from None
-
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a mapped array without numpy's memmap class."""
-    # Indexing costs several times as much with numpy's memmap class.
-    return array.view(np.ndarray)
+        raise _unusable(
+            files.where(path),
+            "a whole file of plain arrays, no pickles",
+            "pickled objects, or no arrays at all" if "allow_pickle" in str(error) else str(error),
+        ) from None
 
 
 def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
@@ -111,8 +103,10 @@ def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ND
     Raise a ValueError if it holds Python objects.
     """
     with archive.open(member) as stream:
+        # A compressed member has no bytes that could be mapped.
         if member.compress_type != zipfile.ZIP_STORED:
             return np.lib.format.read_array(stream, allow_pickle=False)
+        # The header tells where the values lie, so that they can be mapped; numpy itself would read them.
         version = np.lib.format.read_magic(stream)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = header(stream)
@@ -123,7 +117,7 @@ def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ND
     if 0 in shape:
         return np.zeros(shape, dtype)
     start, order = _start_of(file, member) + skipped, "F" if fortran else "C"
-    return _plain(np.memmap(file, dtype, "r", start, shape, order))  # type: ignore[call-overload]
+    return np.memmap(file, dtype, "r", start, shape, order).view(np.ndarray)  # type: ignore[call-overload,no-any-return]
 
 
 def _start_of(file: Path, member: zipfile.ZipInfo) -> int:
@@ -133,8 +127,7 @@ def _start_of(file: Path, member: zipfile.ZipInfo) -> int:
         header = stream.read(_NAME_AT)
     # The local header may have another extra field than the central directory, which zipfile reads: its own sizes
     # count.
-    sizes = np.frombuffer(header, "<u2", 2, _NAME_SIZE_AT)
-    return member.header_offset + _NAME_AT + int(sizes.sum())
+    return member.header_offset + _NAME_AT + int(np.frombuffer(header, "<u2", 2, _NAME_SIZE_AT).sum())
 
 
 def _paired(arrays: Mapping[str, NDArray[Any]], where: str) -> list[ArrayColumn]:
@@ -147,6 +140,7 @@ def _paired(arrays: Mapping[str, NDArray[Any]], where: str) -> list[ArrayColumn]
         stem = name.removesuffix("values")
         offsets = arrays.get(f"{stem}offsets") if name.endswith("values") else None
         if offsets is not None:
+            # An array that is called just `values` has no name in front of that: it is its own key.
             columns.append(ArrayColumn(key=stem.rstrip("_") or name, values=array, offsets=offsets))
         elif not (name.endswith("offsets") and f"{name.removesuffix('offsets')}values" in arrays):
             columns.append(ArrayColumn(key=name, values=array))
@@ -170,8 +164,12 @@ def _refuse_unusable(column: ArrayColumn, where: str) -> None:
     # Only both ends: that offsets never fall is checked where lengths are measured, which reads all of them.
     if (int(offsets[0]), int(offsets[-1])) != (0, len(column.values)):
         expected = f'offsets of "{column.key}" from 0 to its {len(column.values)} values'
-        got = f"from {offsets[0]} to {offsets[-1]}"
-        raise _unusable(where, expected, got, "Values and offsets are of different data: write both anew.")
+        raise _unusable(
+            where,
+            expected,
+            f"from {offsets[0]} to {offsets[-1]}",
+            "Values and offsets are of different data: write both anew.",
+        )
 
 
 def _unusable(where: str, expected: str, got: str, remedy: str = "") -> DataError:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.arrays.gathering import write_padded
+from loader_server.sources.batch_columns import write_padded
 from shared.errors import DataError
 from shared.logs import Log
 
@@ -25,19 +25,12 @@ if TYPE_CHECKING:
 
     from loader_server.sources.arrays.arrow_columns import ColumnKind, ColumnValues
 
-__all__ = ["GroupedColumns", "RowGroups"]
+__all__ = ["RowGroups"]
 
 #: How many groups are decoded at the same time at most.
 _AT_A_TIME = 8
 #: How many groups have to be decoded again soon after their eviction to make a warning.
 _MANY_AGAIN = 64
-
-
-class GroupedColumns(Protocol):
-    """Where decoded groups come from."""
-
-    def decode(self, group: int) -> Sequence[ColumnValues]:
-        """Return the columns of one group, as the kinds say; raise an OSError if the disk fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +45,8 @@ class _Span:
 class RowGroups:
     """Rows by number, in a cache of decoded groups.
 
-    Group g has the rows from `firsts[g]` to before `firsts[g + 1]`. The memory is a ring: groups are stored one after
-    another, and evicted in that order.
+    Group g has the rows from `firsts[g]` to before `firsts[g + 1]`, and `decode` returns its columns. The memory is a
+    ring: groups are stored one after another, and evicted in that order.
     """
 
     def __init__(
@@ -72,14 +65,20 @@ class RowGroups:
         self._views = {kind.key: _viewed(self._memory, kind.dtype, kind.inner) for kind in kinds}
         self._offsets = _viewed(self._memory, "int64", ())
         groups = len(firsts) - 1
+        #: Whether a group is in memory.
         self._here = np.zeros(groups, np.bool_)
         #: Where a group's values begin, counted in values, and its offsets, counted in offsets.
         self._values_at = {kind.key: np.zeros(groups, np.int64) for kind in kinds}
         self._offsets_at = {kind.key: np.zeros(groups, np.int64) for kind in kinds if kind.ragged}
+        #: Guards the memory and everything that says what is where in it.
         self._lock = threading.Lock()
+        #: A lock for every eighth group, instead of one for each of what may be millions.
         self._decoding = [threading.Lock() for _ in range(_AT_A_TIME)]
+        #: The groups in memory, oldest first, and where the newest ends.
         self._spans: deque[_Span] = deque()
-        self._end = self._stored = self._again = 0
+        self._end = 0
+        #: Bytes stored so far, and what these were when a group was evicted: a small difference means too soon.
+        self._stored = self._again = 0
         self._gone_at: dict[int, int] = {}
 
     def missing(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -90,6 +89,7 @@ class RowGroups:
 
     def _groups_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the group of each row."""
+        # side="right" passes over groups without rows, which begin at the same row as the next.
         return np.searchsorted(self._firsts, rows, side="right") - 1
 
     def bring(self, group: int) -> None:
@@ -140,6 +140,7 @@ class RowGroups:
 
     def _write(self, rows: NDArray[np.int64], groups: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write rows whose groups are all in memory; the caller holds the lock."""
+        # With the lock held, because a group that is stored meanwhile may take the place of one of these.
         within = rows - self._firsts[groups]
         for kind in self._kinds:
             key = kind.key
@@ -169,12 +170,12 @@ class RowGroups:
     def values(self, row: int) -> list[bytes]:
         """Return the bytes of all columns of one row, decoding its group if it is not in memory."""
         group = int(self._groups_of(np.array([row]))[0])
-        found: list[bytes] = self._with_group(group, lambda: self._bytes_of(group, row - int(self._firsts[group])))
-        return found
+        values: list[bytes] = self._with_group(group, lambda: self._bytes_of(group, row - int(self._firsts[group])))
+        return values
 
     def _bytes_of(self, group: int, within: int) -> list[bytes]:
         """Return copies of the bytes of one row of a group; the caller holds the lock."""
-        found = []
+        values = []
         for kind in self._kinds:
             start = int(self._values_at[kind.key][group])
             if kind.ragged:
@@ -182,8 +183,9 @@ class RowGroups:
                 first, end = self._offsets[at : at + 2].tolist()
             else:
                 first, end = within, within + 1
-            found.append(self._views[kind.key][start + first : start + end].tobytes())
-        return found
+            # Copies, because they are decoded after the lock was released.
+            values.append(self._views[kind.key][start + first : start + end].tobytes())
+        return values
 
     # --- storing ---
 
@@ -215,7 +217,12 @@ class RowGroups:
             for kind, column in zip(self._kinds, columns, strict=True)
         )
         if nbytes > len(self._memory):
-            raise _too_large(nbytes, len(self._memory))
+            raise DataError(
+                expected=f"row groups of at most {len(self._memory)} bytes, as `cache` allows",
+                got=f"a group of {nbytes} bytes",
+                where="the columns that the stream reads",
+                remedy="Raise `cache`, name fewer `columns`, or write smaller row groups.",
+            )
         start = self._end
         if start + nbytes > len(self._memory):
             start = 0
@@ -254,13 +261,3 @@ def _viewed(memory: NDArray[np.uint8], dtype: str, inner: tuple[int, ...]) -> ND
     """Return the memory as an array of this dtype and inner shape; bytes at its end may be left over."""
     row = np.dtype(dtype).itemsize * int(np.prod(inner))
     return memory[: len(memory) // row * row].view(dtype).reshape(-1, *inner)
-
-
-def _too_large(nbytes: int, most_bytes: int) -> DataError:
-    """Return the DataError for a group that is larger than the memory."""
-    return DataError(
-        expected=f"row groups of at most {most_bytes} bytes, as `cache` says",
-        got=f"one of {nbytes} bytes",
-        where="its columns that are read",
-        remedy="Raise `cache`, name fewer `columns`, or write smaller row groups.",
-    )

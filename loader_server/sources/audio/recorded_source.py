@@ -1,30 +1,37 @@
-"""Base class of sources whose samples are recordings: whole samples and stretches, read and decoded alike.
+"""Base classes of sources whose samples are recordings: whole samples and stretches, read and decoded alike.
 
-Rules: `said_of` gives everything that a sample holds besides its audio, and values that are cut along with the audio
-are cut here. If something other than the audio is cut, whole samples are read.
+Rules: `values_beside_audio` gives everything that a sample holds besides its audio, and values that are cut along with
+the audio are cut here. If something other than the audio is cut, whole samples are read.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from loader_server.sources.source import Source
+from loader_server.sources.audio.audio_files import audio_versions
+from loader_server.sources.audio.recordings import Recordings
+from loader_server.sources.files.same_files import refuse_other_list
+from loader_server.sources.remote.urls import is_url, joined
+from loader_server.sources.source import Source, texts_of_column
+from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from loader_server.sources.audio.recordings import Recordings
+    import numpy as np
+    from numpy.typing import NDArray
+
     from loader_server.sources.batch_columns import Columns
     from loader_server.sources.files.presence import IndexedFiles
-    from loader_server.sources.source import Chunk
+    from loader_server.sources.source import Chunk, Indexed
 
-__all__ = ["RecordedSource"]
+__all__ = ["ListedSource", "RecordedSource"]
 
 _AUDIO = "audio"
 
 
 class RecordedSource(Source):
-    """Source whose samples are recordings and what is said in them."""
+    """Source whose samples are recordings with texts."""
 
     _recordings: Recordings
 
@@ -36,14 +43,26 @@ class RecordedSource(Source):
         """Return the files of the recordings."""
         return self._recordings.indexed_files()
 
-    def said_of(self, sample: int) -> dict[str, Any]:
+    def expect(self, samples: NDArray[np.int64]) -> None:
+        """Start fetching the recordings of these samples, if they are remote."""
+        if self.files.are_remote:
+            self._recordings.expect(samples.tolist())
+
+    def read(self, samples: Sequence[int]) -> Iterable[bytes]:
+        """Return the bytes of each sample's recording or stretch, read when they are asked for.
+
+        Raise an IndexError for a number that is no sample; reading raises a ReadError if a file is not the indexed one.
+        """
+        return map(self._recordings.read, [self.checked(sample) for sample in samples])
+
+    def values_beside_audio(self, sample: int) -> dict[str, Any]:
         """Return everything that a sample holds besides its audio; formats define it."""
         raise NotImplementedError
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the sample's audio, its rate, and what `said_of` adds."""
+        """Return the sample's audio, its rate, and what `values_beside_audio` adds."""
         audio, rate = self._recordings.decode(sample, raw)
-        return _audio_first(audio, rate, self.said_of(sample))
+        return _audio_first(audio, rate, self.values_beside_audio(sample))
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
         """Return the decoded samples as columns.
@@ -51,12 +70,12 @@ class RecordedSource(Source):
         Return None, so that the caller decodes one by one, if that would take long (see `Recordings.decode_all`) or if
         samples hold different keys.
         """
-        found = self._recordings.decode_all(samples, raw)
-        said = [self.said_of(sample) for sample in samples]
-        if found is None or any(one.keys() != said[0].keys() for one in said):
+        decoded = self._recordings.decode_all(samples, raw)
+        rows = [self.values_beside_audio(sample) for sample in samples]
+        # A column has a value for each sample, so a key that only some of them hold would be lost.
+        if decoded is None or any(row.keys() != rows[0].keys() for row in rows):
             return None
-        audio, rates = found
-        return _audio_first(audio, rates, {key: [one[key] for one in said] for key in said[0]})
+        return _audio_first(*decoded, {key: [row[key] for row in rows] for key in rows[0]})
 
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
         """Return the bytes of each stretch; empty bytes where decoding has to seek in the file.
@@ -72,13 +91,75 @@ class RecordedSource(Source):
         if _AUDIO not in chunk.keys:
             return super().decode_chunk(chunk, raw)
         audio, rate = self._recordings.decode_chunk(chunk, raw)
-        said = self.said_of(chunk.sample)
-        said |= {key: said[key][chunk.start : chunk.stop] for key in chunk.keys if key != _AUDIO}
-        return _audio_first(audio, rate, said)
+        values = self.values_beside_audio(chunk.sample)
+        values |= {key: values[key][chunk.start : chunk.stop] for key in chunk.keys if key != _AUDIO}
+        return _audio_first(audio, rate, values)
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of the audio libraries."""
+        return audio_versions()
 
 
-def _audio_first(audio: Any, rate: Any, said: dict[str, Any]) -> dict[str, Any]:
+class ListedSource(RecordedSource):
+    """Source of recordings that lists name by key and path, as the speech toolkits' data folders do.
+
+    The index has the strings `key`, `path` and those of `beside_audio`, so that the lists are not read again. Relative
+    paths start from the setting `root`.
+    """
+
+    #: Copies of a data set differ in the times of change of their files.
+    local_columns = frozenset(("mtime_ns",))
+    content_columns = frozenset(("content",))
+    #: What a list is called in messages.
+    list_kind: ClassVar[str]
+    #: Columns of strings that a sample holds besides its audio; an index may lack some.
+    beside_audio: ClassVar[tuple[str, ...]]
+
+    def open(self, indexed: Indexed) -> None:
+        """Take the index; raise a DataError if a list has changed since it was made."""
+        for facts in indexed.origin:
+            refuse_other_list(facts, self.files, self.list_kind, indexed.place)
+        self.indexed = indexed
+        self._strings = indexed.strings
+        # Messages about a file name the line that lists it, as sources without keys name a sample.
+        line_of = super().name
+        self._recordings = Recordings(indexed.numbers, self._path, line_of, self.files, self.of_job.largest_sample)
+        self.files.note_remote(indexed.samples, self._path)
+
+    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
+        """Return the transcripts, block by block, out of the index; None if there are none under this key."""
+        return texts_of_column(self._strings[key]) if key == "text" and key in self._strings else None
+
+    def _below_root(self, path: str) -> str:
+        """Return a path from a list, relative to the job file, or its URL."""
+        return joined(self.settings.root, path)
+
+    def _from_base(self, path: str) -> str:
+        """Return a path from a list on this machine, or its URL."""
+        below = self._below_root(path)
+        return below if is_url(below) else str(self.base / below)
+
+    def _path(self, sample: int) -> str:
+        """Return the sample's file on this machine, or its URL."""
+        return self._from_base(self._strings["path"][sample])
+
+    def values_beside_audio(self, sample: int) -> dict[str, Any]:
+        """Return the strings that the list has for a sample."""
+        return {name: self._strings[name][sample] for name in self.beside_audio if name in self._strings}
+
+    def name(self, sample: int) -> str:
+        """Return the key that the list has for a sample."""
+        return str(self._strings["key"][self.checked(sample)])
+
+    def identity(self, sample: int) -> str:
+        """Return the key, the file as indexed, the stretch or place in it, and a hash of the strings beside it."""
+        file = f"{self._strings['path'][sample]}, {self._recordings.identity(sample)}"
+        return f"{self.name(sample)}, {file}, row {fingerprint(*self.values_beside_audio(sample).values())[:8]}"
+
+
+def _audio_first(audio: Any, rate: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Return audio and rate first, where measured fields expect them, then the sample's other values."""
     recorded = {_AUDIO: audio, f"{_AUDIO}_rate": rate}
-    # The first operand sets the order of keys, the last one wins where `said` has a key of the same name.
-    return recorded | said | recorded
+    # The first operand sets the order of keys, the last one wins where `values` has a key of the same name.
+    return recorded | values | recorded

@@ -13,8 +13,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.sources.audio.decoding import AVERAGED, decoded_audio, decoded_stretch
-from loader_server.sources.audio.plain_wav import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
+import numpy as np
+
+from loader_server.sources.audio.audio_files import AVERAGED, decoded_audio, decoded_stretch
+from loader_server.sources.audio.containers import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
 from loader_server.sources.audio.stretches import WHOLE_FILE
 from loader_server.sources.files.file_facts import OTHER_FILE_REMEDY, FileFacts
 from loader_server.sources.files.local import bytes_at
@@ -27,7 +29,6 @@ from shared.wire.layout import Field
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
@@ -57,6 +58,7 @@ class _Extent:
     """Part of a sample's file that is read: `frames` frames from `start` on, or the whole file."""
 
     sample: int
+    #: WHOLE_FILE, or a frame of the file.
     start: int
     frames: int
 
@@ -82,11 +84,15 @@ class Recordings:
         largest: int,
     ) -> None:
         self._files = files
+        #: Limit on decoded bytes; 0 if there is none.
         self._largest = largest
         self._columns = columns
-        self._start, self._channel = columns.get("start"), columns.get("channel")
-        self._content = columns["content"]
+        # Without these columns all samples are whole files with all channels.
+        self._start = columns.get("start", np.broadcast_to(WHOLE_FILE, columns["bytes"].shape))
+        self._channel = columns.get("channel", np.broadcast_to(AVERAGED, columns["bytes"].shape))
+        #: Path or URL of a sample's file.
         self._path_of = path_of
+        #: How messages name the line that lists a sample.
         self._where = where
 
     def expect(self, samples: Sequence[int]) -> None:
@@ -180,6 +186,7 @@ class Recordings:
         if is_url(path := self._path_of(sample)):
             with self._files.local(path, self._facts(sample)) as place:
                 return os.open(place, os.O_RDONLY)
+        # The content is compared after decoding: a look before it would miss what is written in between.
         handle = os.open(path, os.O_RDONLY)
         try:
             self._refuse_other(sample, os.fstat(handle))
@@ -205,16 +212,16 @@ class Recordings:
         if self._files.seen.has(status, digest):
             return
         if raw is None:
-            found = digest_of_handle(handle, status, self._files.seen)
+            read = digest_of_handle(handle, status, self._files.seen)
         else:
-            found = digest_of(lambda start, stop: raw[start:stop], len(raw))
-            self._files.seen.keep(status, found)
-        if found != digest:
+            read = digest_of(lambda start, stop: raw[start:stop], len(raw))
+            self._files.seen.keep(status, read)
+        if read != digest:
             raise self._changed(sample, _OTHER_CONTENT)
 
     def _digest(self, sample: int) -> str:
         """Return the digest of the sample's file as indexed."""
-        return digest_of_number(int(self._content[sample]))
+        return digest_of_number(int(self._columns["content"][sample]))
 
     def _range(self, extent: _Extent, header: bytes) -> tuple[int, int]:
         """Return offset and number of the bytes that decoding needs, given the file's first bytes.
@@ -251,10 +258,11 @@ class Recordings:
 
         Return None if decoding has to seek in any file, or if they hold more than `_MOST_AT_ONCE` frames together.
         """
+        # Without bytes, decoding seeks in the file and reads there, and that may take any time.
         if not all(raw) or int(self._columns["frames"][samples].sum()) > _MOST_AT_ONCE:
             return None
-        found = [self.decode(sample, one) for sample, one in zip(samples, raw, strict=True)]
-        return [audio for audio, _ in found], [rate for _, rate in found]
+        decoded = [self.decode(sample, part) for sample, part in zip(samples, raw, strict=True)]
+        return [audio for audio, _ in decoded], [rate for _, rate in decoded]
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> tuple[NDArray[np.float32], int]:
         """Return the audio of a stretch of the sample and its rate, as `decode` does."""
@@ -278,7 +286,7 @@ class Recordings:
         sample = extent.sample
         if extent.is_whole_file:
             # plain_wav first: it needs no name for messages, so none is built for most files.
-            return plain_wav(raw) or decoded_audio(raw, self._named(sample), self._channel_of(sample), self._largest)
+            return plain_wav(raw) or decoded_audio(raw, self._named(sample), int(self._channel[sample]), self._largest)
         rate = int(self._columns["rate"][sample])
         if raw:
             return plain_samples(raw), rate
@@ -294,7 +302,7 @@ class Recordings:
         Raise a ReadError if a local file is no longer the indexed one, whether decoding failed or not.
         """
         sample = extent.sample
-        where, channel = self._named(sample), self._channel_of(sample)
+        where, channel = self._named(sample), int(self._channel[sample])
         try:
             return decoded_stretch(handle, extent.start, extent.frames, where, channel, self._largest)
         finally:  # also after an error: a file that was written over is a ReadError, not a bad sample
@@ -303,7 +311,7 @@ class Recordings:
 
     def _extent(self, sample: int) -> _Extent:
         """Return what is read for the sample."""
-        return _Extent(sample, self._start_of(sample), int(self._columns["frames"][sample]))
+        return _Extent(sample, int(self._start[sample]), int(self._columns["frames"][sample]))
 
     def _extent_of(self, chunk: Chunk) -> _Extent:
         """Return what is read for a chunk: frames counted from where the sample begins in its file."""
@@ -313,15 +321,7 @@ class Recordings:
 
     def is_whole(self, sample: int) -> bool:
         """Return whether the sample is all of its file."""
-        return self._start_of(sample) == WHOLE_FILE
-
-    def _start_of(self, sample: int) -> int:
-        """Return the sample's first frame in its file, or WHOLE_FILE."""
-        return WHOLE_FILE if self._start is None else int(self._start[sample])
-
-    def _channel_of(self, sample: int) -> int:
-        """Return the sample's channel, or AVERAGED."""
-        return AVERAGED if self._channel is None else int(self._channel[sample])
+        return int(self._start[sample]) == WHOLE_FILE
 
     def _named(self, sample: int) -> str:
         """Return how messages name the sample: its file, and where the data set lists it."""
@@ -332,8 +332,8 @@ class Recordings:
 
         That is the file's size, time of change and digest, and the stretch and channel if it is not all of the file.
         """
-        columns, start, channel = self._columns, self._start_of(sample), self._channel_of(sample)
-        said = f"{columns['bytes'][sample]} bytes, changed at {columns['mtime_ns'][sample]} ns"
-        said += f", digest {self._digest(sample)}"
-        said += "" if start == WHOLE_FILE else f", {columns['frames'][sample]} frames from {start}"
-        return said if channel == AVERAGED else f"{said}, channel {channel}"
+        columns, start, channel = self._columns, int(self._start[sample]), int(self._channel[sample])
+        file = f"{columns['bytes'][sample]} bytes, changed at {columns['mtime_ns'][sample]} ns"
+        stretch = "" if start == WHOLE_FILE else f", {columns['frames'][sample]} frames from {start}"
+        chosen = "" if channel == AVERAGED else f", channel {channel}"
+        return f"{file}, digest {self._digest(sample)}{stretch}{chosen}"

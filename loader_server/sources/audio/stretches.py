@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.audio.decoding import AVERAGED, AudioHeader, audio_bytes, header_of, header_of_remote
-from loader_server.sources.largest import LARGEST_SAMPLE, OVER_LARGEST, said_of_larger
+from loader_server.sources.audio.audio_files import AVERAGED, AudioHeader, audio_bytes, header_of, header_of_remote
 from loader_server.sources.remote.urls import is_url, without_credentials
+from loader_server.sources.sample_limits import LARGEST_SAMPLE, OVER_LARGEST, size_texts
 from loader_server.sources.source import BadRow
 from shared.errors import DataError, ReadError, SampleError
 from shared.settings.values import setting, whole
@@ -27,6 +28,17 @@ __all__ = ["WHOLE_FILE", "AudioStretch", "Headers", "Stretch", "channel_setting"
 
 #: In place of the first frame: the sample is the whole file.
 WHOLE_FILE = -1
+
+#: Columns of the index, and where an AudioStretch has their values.
+_COLUMNS = {
+    "bytes": "header.bytes",
+    "mtime_ns": "header.mtime_ns",
+    "content": "header.content",
+    "frames": "frames",
+    "rate": "header.rate",
+    "start": "start",
+    "channel": "channel",
+}
 
 #: How far a stretch may overrun its recording, as in Kaldi; it is cut there.
 _OVERSHOOT_S = 0.5
@@ -91,15 +103,14 @@ class Headers:
         header = self._known[path]
         if isinstance(header, BadRow):
             return BadRow(*where, header.reason, header.detail)
+        # What the row says goes before the stream's setting.
         if stretch.channel == AVERAGED:
             stretch = replace(stretch, channel=self._channel)
         found = _cut(header, stretch, where)
         if self._largest and isinstance(found, AudioStretch):
             nbytes = audio_bytes(found.frames, header.channels)
             if nbytes > self._largest:
-                return BadRow(
-                    *where, OVER_LARGEST, "expected {}, got {}".format(*said_of_larger(nbytes, self._largest))
-                )
+                return BadRow(*where, OVER_LARGEST, "expected {}, got {}".format(*size_texts(nbytes, self._largest)))
         return found
 
 
@@ -113,30 +124,31 @@ def _header(path: str, files: Files) -> AudioHeader | BadRow:
     except ReadError:
         raise
     except DataError as error:
-        return BadRow(path, 0, "missing_file", f"expected {error.expected}, got {error.got}: {_shown(path)}")
+        shown = without_credentials(path) if is_url(path) else path
+        return BadRow(path, 0, "missing_file", f"expected {error.expected}, got {error.got}: {shown}")
     except OSError as error:
-        reason = "missing_file" if isinstance(error, FileNotFoundError) else "unreadable"
-        return BadRow(path, 0, reason, f"{error.strerror}: {path}")
-
-
-def _shown(path: str) -> str:
-    """Return a path or URL as messages show it, without credentials."""
-    return without_credentials(path) if is_url(path) else path
+        return BadRow(
+            path,
+            0,
+            "missing_file" if isinstance(error, FileNotFoundError) else "unreadable",
+            f"{error.strerror}: {path}",
+        )
 
 
 def _cut(header: AudioHeader, asked: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
     """Return the frames that a stretch covers, or a BadRow if it lies outside the recording or is empty."""
     if not AVERAGED <= asked.channel < header.channels:
-        detail = f"expected a channel from 0 to {header.channels - 1}, got {asked.channel}"
-        return BadRow(*where, "wrong_channel", detail)
+        return BadRow(
+            *where, "wrong_channel", f"expected a channel from 0 to {header.channels - 1}, got {asked.channel}"
+        )
     length_s = header.frames / header.rate
     duration_s = length_s - asked.start_s if math.isinf(asked.duration_s) else asked.duration_s
     start, frames = _frame(asked.start_s, header), _frame(duration_s, header)
-    told = f"one from {asked.start_s:g} s to {asked.start_s + duration_s:g} s"
+    got = f"got one from {asked.start_s:g} s to {asked.start_s + duration_s:g} s"
     if not 0 <= start < header.frames or asked.start_s + duration_s > length_s + _OVERSHOOT_S:
-        return BadRow(*where, "outside_recording", f"expected a part of a recording of {length_s:g} s, got {told}")
+        return BadRow(*where, "outside_recording", f"expected a part of a recording of {length_s:g} s, {got}")
     if frames <= 0:
-        return BadRow(*where, "empty_stretch", f"expected an end after the beginning, got {told}")
+        return BadRow(*where, "empty_stretch", f"expected an end after the beginning, {got}")
     # Only the end is cut: the overshoot was allowed above.
     frames = min(frames, header.frames - start)
     return AudioStretch(header, WHOLE_FILE if frames == header.frames else start, frames, asked.channel)
@@ -148,14 +160,12 @@ def _frame(seconds: float, header: AudioHeader) -> int:
     return math.floor(max(-_FAR_FRAMES, min(seconds * header.rate + 0.5, _FAR_FRAMES)))
 
 
-def stretch_columns(found: Sequence[AudioStretch], *, plain: bool) -> dict[str, list[int]]:
+def stretch_columns(stretches: Sequence[AudioStretch], *, plain: bool) -> dict[str, list[int]]:
     """Return the index's columns of these stretches; `plain` leaves out `start` and `channel`.
 
     They can be left out if all samples are whole files with all channels.
     """
-    headers = [one.header for one in found]
-    columns = {name: [getattr(header, name) for header in headers] for name in ("bytes", "mtime_ns", "content")}
-    columns |= {"frames": [one.frames for one in found], "rate": [header.rate for header in headers]}
+    columns = {name: list(map(attrgetter(fact), stretches)) for name, fact in _COLUMNS.items()}
     if plain:
-        return columns
-    return columns | {"start": [one.start for one in found], "channel": [one.channel for one in found]}
+        del columns["start"], columns["channel"]
+    return columns

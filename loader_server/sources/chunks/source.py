@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.chunks.settings import rate_keys
+from loader_server.sources.chunks.cutting import rate_keys
 from loader_server.sources.source import SEGMENT_SAMPLES, Chunk, Source
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.chunks.settings import ChunkRule
+    from loader_server.sources.chunks.cutting import ChunkRule
     from loader_server.sources.files.presence import IndexedFiles
     from shared.wire.layout import Field
 
@@ -50,6 +50,7 @@ class ChunkedSource(Source):
         super().__init__(recordings.settings, recordings.base)
         self._recordings = recordings
         self._key = rule.key
+        #: Lengths of the recordings, before they are cut.
         self._of_recordings = lengths = recordings.lengths
         self._table = rule.table(lengths, recordings.fields, where)
         #: Keys that are cut, and keys with a length whose values belong to recordings as a whole.
@@ -98,11 +99,13 @@ class ChunkedSource(Source):
     @property
     def columns(self) -> Mapping[str, Any]:
         """The columns of each chunk's recording."""
-        columns = self._recordings.columns.items()
-        return {name: _Column(self._strings_of(column), len(self._table)) for name, column in columns}
+        return {
+            name: _Column(self._strings_of(column), len(self._table))
+            for name, column in self._recordings.columns.items()
+        }
 
     def _strings_of(self, column: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:
-        return lambda chunks: [column[one] for one in self._table.recordings_of(chunks).tolist()]
+        return lambda chunks: [column[recording] for recording in self._table.recordings_of(chunks).tolist()]
 
     @property
     def segments(self) -> NDArray[np.int64]:
@@ -154,13 +157,13 @@ class ChunkedSource(Source):
 
     def name(self, sample: int) -> str:
         """Return the recording's name, with the range of steps unless the chunk is all of it."""
-        chunk = self._chunk(sample)
-        return self._recordings.name(chunk.sample) + self._stretch(chunk)
+        return self._with_stretch(sample, self._recordings.name)
 
-    def _stretch(self, chunk: Chunk) -> str:
-        """Return the range of steps as text, or "" if the chunk is the whole recording."""
-        whole = chunk.stop - chunk.start == self._of_recordings[self._key][chunk.sample]
-        return "" if whole else f" [{chunk.start}:{chunk.stop}]"
+    def _with_stretch(self, sample: int, text_of: Callable[[int], str]) -> str:
+        """Return a recording's text, with the range of steps unless the chunk is the whole recording."""
+        chunk = self._chunk(sample)
+        is_whole = chunk.stop - chunk.start == self._of_recordings[self._key][chunk.sample]
+        return text_of(chunk.sample) + ("" if is_whole else f" [{chunk.start}:{chunk.stop}]")
 
     def place(self, sample: int) -> tuple[str, int]:
         """Return the recording's place."""
@@ -168,8 +171,7 @@ class ChunkedSource(Source):
 
     def identity(self, sample: int) -> str:
         """Return the recording's identity, with the range of steps unless the chunk is all of it."""
-        chunk = self._chunk(sample)
-        return self._recordings.identity(chunk.sample) + self._stretch(chunk)
+        return self._with_stretch(sample, self._recordings.identity)
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.arrays.gathering import joined_parts, parted
+from loader_server.sources.batch_columns import array_of, fields_of_rows, joined_parts, parted
 from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.hdf5.file import Hdf5File
-from loader_server.sources.hdf5.virtual_rows import PartPlaces
+from loader_server.sources.hdf5.outside import PartPlaces
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.errors import DataError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.hdf5.layout import Hdf5Column
+    from loader_server.sources.hdf5.file_layout import Hdf5Column
     from shared.wire.layout import Field
 
 __all__ = ["Hdf5Piece", "Hdf5Settings", "Hdf5Source"]
@@ -71,6 +71,7 @@ class Hdf5Source(Source):
 
     def __init__(self, settings: Any, base: Any) -> None:
         super().__init__(settings, base)
+        #: Held while the files are opened, which the first of several reading threads does.
         self._lock = threading.Lock()
         self._open: list[Hdf5File] = []
 
@@ -81,7 +82,6 @@ class Hdf5Source(Source):
         Raise a DataError if one is unusable or has other keys, and a ReadError if one has parts that the index does not
         know.
         """
-        # Several threads read: the files are opened once, by the first of them.
         with self._lock:
             if not self._open:
                 paths = self._found_paths()
@@ -103,27 +103,26 @@ class Hdf5Source(Source):
         """
         if not hasattr(self, "indexed"):
             return
-        known = {one["path"] for one in self.indexed.origin}
-        for one in self._open:
-            for part in one.parts:
+        known = {facts["path"] for facts in self.indexed.origin}
+        for file in self._open:
+            for part in file.parts:
                 if part not in known:
-                    raise changed("a file with the parts that were indexed", f"one with {part}", one.where)
+                    raise changed("a file with the parts that were indexed", f"a part {part} as well", file.where)
 
     def _places_of_parts(self, paths: Sequence[str]) -> PartPlaces:
         """Return where parts of virtual datasets may be.
 
         They may be below the folders of the stream's files, and below folders that the stream names.
         """
-        files = {os.path.realpath(self.files.where(path)) for path in paths if not is_url(path)}
-        named = {os.path.realpath(self.files.where(path)) for path in self.settings.paths if not is_url(path)}
-        folders = {os.path.dirname(self.files.where(path)) for path in paths if not is_url(path)}
-        real = {os.path.realpath(folder) for folder in folders}
-        return PartPlaces(folders=sorted(real | {one for one in named if Path(one).is_dir()}), files=files)
+        # A virtual dataset may name any file of the machine, and would put its content into batches.
+        files = [self.files.where(path) for path in paths if not is_url(path)]
+        named = [self.files.where(path) for path in self.settings.paths if not is_url(path)]
+        folders = {os.path.dirname(file) for file in files} | {path for path in named if Path(path).is_dir()}
+        return PartPlaces(folders=sorted(set(map(os.path.realpath, folders))), files=set(map(os.path.realpath, files)))
 
     def _all_paths(self) -> list[str]:
         """Return the stream's files, and then the other files that hold rows of theirs."""
-        parts = dict.fromkeys(path for one in self._files for path in one.parts)
-        return [*self._found_paths(), *parts]
+        return [*self._found_paths(), *dict.fromkeys(path for file in self._files for path in file.parts)]
 
     @property
     def _columns(self) -> tuple[Hdf5Column, ...]:
@@ -133,9 +132,9 @@ class Hdf5Source(Source):
     @property
     def fields(self) -> tuple[Field, ...]:
         """Return the field of each key that holds numbers."""
-        numeric = [column for column in self._columns if not column.is_text]
-        padded = not any(column.ragged for column in numeric)
-        return tuple(column.field(padded=padded) for column in numeric)
+        return fields_of_rows(
+            (column.key, column.dtype, column.inner, column.ragged) for column in self._columns if not column.is_text
+        )
 
     # --- while an index is made ---
 
@@ -145,21 +144,23 @@ class Hdf5Source(Source):
 
     def survey(self) -> Inventory:
         """Count the rows of all files; raise a DataError if files are unusable or differ in their keys."""
-        kinds = [[column.key, column.dtype, list(column.inner)] for column in self._columns]
         return Inventory(
-            total=sum(one.layout.samples for one in self._files),
+            total=sum(file.layout.samples for file in self._files),
             pieces=self._pieces,
             origin=noted_origin(self.files, self._all_paths()),
-            about={"columns": kinds, "tags": all(one.layout.tags for one in self._files)},
+            about={
+                "columns": [[column.key, column.dtype, list(column.inner)] for column in self._columns],
+                "tags": all(file.layout.tags for file in self._files),
+            },
         )
 
     def _pieces(self, rows: int) -> Iterator[Hdf5Piece]:
         """Yield the rows of all files in pieces of at most `rows` rows."""
         start = 0
-        for number, one in enumerate(self._files):
-            for row, ends in one.layout.begins(one.file, rows):
+        for number, file in enumerate(self._files):
+            for row, ends in file.layout.begins(file.file, rows):
                 yield Hdf5Piece(start + row, number, row, ends)
-            start += one.layout.samples
+            start += file.layout.samples
 
     def probe(self, piece: Hdf5Piece) -> Found:
         """Return where the values of these rows begin, their lengths, and the bad rows.
@@ -167,7 +168,7 @@ class Hdf5Source(Source):
         Only strings and variable-length rows are read; the survey's pieces have the rest. A string that is not UTF-8
         makes a bad row.
         """
-        one, count = self._files[piece.file], len(piece.ends) - 1
+        file, count = self._files[piece.file], len(piece.ends) - 1
         numbers: dict[str, NDArray[np.int64]] = {"row": np.arange(piece.row, piece.row + count)}
         bad: dict[int, BadRow] = {}
         padded = {field.key for field in self.fields if field.padded}
@@ -176,30 +177,26 @@ class Hdf5Source(Source):
             numbers |= {f"begin_{column.key}": ends[:-1], f"length_{column.key}": np.diff(ends)}
         for column in self._columns:
             if column.is_text or column.nested:
-                found = one.rows(column.dataset, piece.row, piece.row + count)
-                lengths = [len(value) if column.nested else _characters(value) for value in found]
-                numbers[f"length_{column.key}"] = np.array(lengths, np.int64)
-                bad |= {
-                    piece.start + place: BadRow(
-                        one.where, piece.row + place, "not_utf8", f'expected UTF-8 in "{column.key}"'
-                    )
-                    for place, length in enumerate(lengths)
-                    if length < 0
-                }
+                values = file.rows(column.dataset, piece.row, piece.row + count)
+                lengths = np.fromiter(map(len if column.nested else _characters, values), np.int64, count)
+                numbers[f"length_{column.key}"] = lengths
+                for place in np.flatnonzero(lengths < 0).tolist():
+                    detail = f'expected UTF-8 in "{column.key}"'
+                    bad[piece.start + place] = BadRow(file.where, piece.row + place, "not_utf8", detail)
             elif column.key in padded and not column.ragged:
                 numbers[f"length_{column.key}"] = np.full(count, column.inner[0])
-        return self._found(piece, one, numbers, bad)
+        return self._found(piece, numbers, bad)
 
-    def _found(
-        self, piece: Hdf5Piece, one: Hdf5File, numbers: dict[str, NDArray[np.int64]], bad: dict[int, BadRow]
-    ) -> Found:
+    def _found(self, piece: Hdf5Piece, numbers: dict[str, NDArray[np.int64]], bad: dict[int, BadRow]) -> Found:
         """Return the columns of the rows that are not bad, with their tags."""
         rows = np.array([row for row in range(len(piece.ends) - 1) if piece.start + row not in bad], np.int64)
         columns = {name: column[rows] for name, column in numbers.items()}
         columns["file"] = np.full(len(rows), piece.file)
         strings = {}
-        if all(other.layout.tags for other in self._files):
-            tags = one.rows(one.layout.tags, piece.row, piece.row + len(piece.ends) - 1)
+        # Only if all files have tags: every piece has the same columns.
+        if all(file.layout.tags for file in self._files):
+            file = self._files[piece.file]
+            tags = file.rows(file.layout.tags, piece.row, piece.row + len(piece.ends) - 1)
             strings["tag"] = [bytes(tags[row]).decode("utf-8", "replace") for row in rows]
         return Found(rows=(piece.start + rows).tolist(), numbers=columns, strings=strings, bad=bad)
 
@@ -229,19 +226,19 @@ class Hdf5Source(Source):
             if parts:
                 self._in_use.refuse_changed(*parts)
             raw = self._read(sample)
+            # After reading: a write in between gives the files another status.
             self._in_use.refuse_changed(path, *parts)
             yield raw
 
     def _read(self, sample: int) -> bytes:
         """Return the bytes of a sample's values."""
         numbers = self.indexed.numbers
-        one = self._files[numbers["file"][sample]]
-        parts = []
+        file, parts = self._files[numbers["file"][sample]], []
         for column in self._columns:
             begins = numbers.get(f"begin_{column.key}")
             begin = int(numbers["row"][sample] if begins is None else begins[sample])
             count = 1 if begins is None else int(numbers[f"length_{column.key}"][sample])
-            parts.append(one.values(column, begin, begin + count))
+            parts.append(file.values(column, begin, begin + count))
         return joined_parts(parts)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
@@ -249,22 +246,21 @@ class Hdf5Source(Source):
         self.checked(sample)
         columns = self._columns
         return {
-            column.key: bytes(part).decode() if column.is_text else _array(column, part)
+            column.key: bytes(part).decode()
+            if column.is_text
+            else array_of(part, column.dtype, column.inner, ragged=column.ragged)
             for column, part in zip(columns, parted(raw, len(columns)), strict=True)
         }
 
     def name(self, sample: int) -> str:
         """Return the sequence's tag, or else the file and the row."""
         if self._tags is not None:
-            tag: str = self._tags[self.checked(sample)]
-            return tag
-        numbers = self.indexed.numbers
-        return f"{self._path(self.checked(sample))}, row {numbers['row'][sample]}"
+            return str(self._tags[self.checked(sample)])
+        return f"{self._path(self.checked(sample))}, row {self.indexed.numbers['row'][sample]}"
 
     def _path(self, sample: int) -> str:
         """Return the path of the sample's file."""
-        path: str = self.indexed.origin[self.indexed.numbers["file"][sample]]["path"]
-        return path
+        return str(self.indexed.origin[self.indexed.numbers["file"][sample]]["path"])
 
     def place(self, sample: int) -> tuple[str, int]:
         """Return the file and the row."""
@@ -279,26 +275,20 @@ class Hdf5Source(Source):
 
     def _digests_of_parts(self, path: str) -> str:
         """Return the digests of the parts of a file's virtual datasets; an empty text without parts."""
+        # A part with other bytes makes other samples, though the file itself has not changed.
         # The origin lists the stream's files first and their parts behind: none has parts if there are no more entries.
         if len(self.indexed.origin) == len(self._files):
             return ""
-        known = {one["path"]: one["digest"] for one in self.indexed.origin}
-        [file] = [one for one in self._files if one.path == path]
-        return "".join(f", {known[part]}" for part in file.parts)
+        known = {facts["path"]: facts["digest"] for facts in self.indexed.origin}
+        parts = next(file.parts for file in self._files if file.path == path)
+        return "".join(f", {known[part]}" for part in parts)
 
     def close(self) -> None:
         """Close the files."""
-        for one in self._open:
-            one.close()
+        for file in self._open:
+            file.close()
         self._open.clear()
         super().close()
-
-
-def _array(column: Hdf5Column, part: memoryview) -> NDArray[Any]:
-    """Return a new array of a sample's values."""
-    shape = (-1, *column.inner) if column.ragged else column.inner
-    values: NDArray[Any] = np.frombuffer(part, column.dtype).reshape(shape).copy()
-    return values
 
 
 def _characters(value: bytes) -> int:
@@ -311,10 +301,10 @@ def _characters(value: bytes) -> int:
 
 def _refuse_other_keys(first: Hdf5File, other: Hdf5File) -> None:
     """Raise a DataError if a file's columns differ from those of the first file."""
-    if [_kind(column) for column in other.layout.columns] != [_kind(column) for column in first.layout.columns]:
+    if list(map(_kind, other.layout.columns)) != list(map(_kind, first.layout.columns)):
         raise DataError(
-            expected=f"the keys of {first.path}: {_told(first)}",
-            got=_told(other),
+            expected=f"the keys of {first.path}: {_shown(first)}",
+            got=_shown(other),
             where=other.where,
             remedy="All files of a stream have the same keys, dtypes and shapes: choose by `keys`, or mend the file.",
         )
@@ -325,6 +315,6 @@ def _kind(column: Hdf5Column) -> tuple[object, ...]:
     return column.key, column.dtype, column.inner, column.ragged, column.nested
 
 
-def _told(one: Hdf5File) -> str:
+def _shown(file: Hdf5File) -> str:
     """Return a file's keys as messages show them."""
-    return ", ".join(f'"{column.key}" as {column.dtype} {list(column.inner)}' for column in one.layout.columns)
+    return ", ".join(f'"{column.key}" as {column.dtype} {list(column.inner)}' for column in file.layout.columns)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.audio.decoding import AVERAGED, audio_versions
+from loader_server.sources.audio.audio_files import AVERAGED, audio_versions
 from loader_server.sources.audio.recorded_source import RecordedSource
 from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
 from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
@@ -142,7 +142,7 @@ class ManifestSource(RecordedSource):
         folder: str = self._folders[self._columns["manifest"][sample]]
         return joined(folder, self._paths[sample])
 
-    def said_of(self, sample: int) -> dict[str, Any]:
+    def values_beside_audio(self, sample: int) -> dict[str, Any]:
         """Return the row's transcript and further columns as strings, by key."""
         return {name: column[sample] for name, column in self._row.items()}
 

@@ -7,14 +7,14 @@ and sample, as in the stream itself. A sample that cannot be used is left out, w
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loader_server.sources.files.retried_reads import read_patiently
 from shared.errors import SampleError
 from shared.logs import Log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from shared.wire.layout import Field
 
 __all__ = ["BaseSamples", "SampleStream"]
-
-
-class _Reads(Protocol):
-    """The part of a source that reads samples."""
-
-    def read(self, samples: Sequence[int]) -> Iterable[bytes]:
-        """Yield the bytes of each sample."""
 
 
 class SampleStream(Protocol):
@@ -46,8 +39,8 @@ class SampleStream(Protocol):
         """The number of samples."""
 
     @property
-    def source(self) -> _Reads:
-        """The source that reads the samples."""
+    def source(self) -> Any:
+        """The source that reads the samples, by `Source.read`."""
 
     @property
     def opened(self) -> str:

@@ -51,6 +51,7 @@ class ShardReader:
         self._run: ShardRun | None = None
         self._ended = False
         #: The last elements made, and the ordinal of the next one to make.
+        #: Kept because several trainers read side by side: the one behind would have the shard made from its beginning.
         self._kept: deque[Flat] = deque()
         self._kept_bytes = 0
         self._next = 0

@@ -1,6 +1,6 @@
 """One shard of one epoch, run from its beginning: the user's function is called, and what is above the marker iterated.
 
-Rules: TensorFlow is imported only here and in `graph_run`, and only when a shard is run. Before each run the global
+Rules: TensorFlow is imported only here and in `graph_source`, and only when a shard is run. Before each run the global
 seed is set from job seed, epoch and shard; the pipeline is then built afresh, and is as deterministic as `tf.data` can
 be. A graph that is visibly not deterministic is refused. Runs are built one at a time, because the global seed belongs
 to the process, and iterated side by side. An exception of the user's code becomes a DataError with its traceback.
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     Element = Mapping[str, NDArray[np.generic]]
 
-__all__ = ["PipelineOrder", "ShardRun", "import_tensorflow"]
+__all__ = ["PipelineOrder", "ShardRun", "all_nodes", "import_tensorflow"]
 
 #: Held while a run sets the global seed and builds its graph; another thread's seed in between would change the draws.
 _BUILDING = threading.Lock()
 #: Characters of an exception and of its traceback that fit into a message beside the rest.
-_SAID, _TRACEBACK = 1500, 1500
+_MOST_TEXT, _MOST_TRACEBACK = 1500, 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +52,13 @@ class PipelineOrder:
     name: str
     seed: int
     shards: int
-    max_rows: int
     #: Whether a shard that is made again has to equal the first making.
     exact: bool
-    paths: Sequence[str]
-    base_fields: tuple[Field, ...]
-    #: Gives the base stream's samples of an epoch and shard.
-    base: Callable[[int, int], Iterator[Element]]
+    max_rows: int = 1
+    paths: Sequence[str] = ()
+    base_fields: tuple[Field, ...] = ()
+    #: Gives the base stream's samples of an epoch and shard; none if there is no base.
+    base: Callable[[int, int], Iterator[Element]] = lambda _epoch, _shard: iter(())
 
 
 class _ProducerContext(PipelineContext):
@@ -85,9 +85,13 @@ def import_tensorflow() -> Any:
     Raise a SettingsError that names the extra to install if TensorFlow is missing.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its messages about the processor and the like
-    use = "which every machine with workers of a pipeline needs"
     with quick_import():
-        tf = library("tensorflow", extra="trainer-cpu", use=use, where='source = "pipeline"')
+        tf = library(
+            "tensorflow",
+            extra="trainer-cpu",
+            use="which every machine with workers of a pipeline needs",
+            where='source = "pipeline"',
+        )
     if tf.config.get_visible_devices("GPU"):
         tf.config.set_visible_devices([], "GPU")
     return tf
@@ -112,11 +116,11 @@ class ShardRun:
 
     def next_element(self) -> Element | None:
         """Return the next element, or None at the end; raise a DataError if the user's code fails."""
-        found = self._guarded(lambda: next(self._elements, None))
-        if found is None:
+        element = self._guarded(lambda: next(self._elements, None))
+        if element is None:
             return None
         self._made += 1
-        return {key: tensor.numpy() for key, tensor in found.items()}
+        return {key: tensor.numpy() for key, tensor in element.items()}
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
         """Run user code, and turn its exceptions into a DataError; errors of our own pass."""
@@ -127,28 +131,30 @@ class ShardRun:
         except Exception as error:  # a user's code may raise anything
             raise DataError(
                 expected=f"element {self._made} to be made",
-                got=_told(error),
+                got=_with_traceback(error),
                 where=self._where,
                 remedy="The pipeline raised this: mend it, or the data that it reads.",
             ) from error
 
 
-def _told(error: Exception) -> str:
+def _with_traceback(error: Exception) -> str:
     """Return the exception with the user's own lines of its traceback, cut to fit into a message.
 
     TensorFlow's message includes the lines of Python functions that it calls, so its end is kept as well.
     """
-    said = str(error).strip()
-    if len(said) > _SAID:
-        said = f"{said[: _SAID // 2]} … {said[-_SAID // 2 :]}"
+    text = str(error).strip()
+    if len(text) > _MOST_TEXT:
+        text = f"{text[: _MOST_TEXT // 2]} … {text[-_MOST_TEXT // 2 :]}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_in_between(frame.filename)]
-    return f"{type(error).__name__}: {said}\n{''.join(traceback.format_list(frames))[-_TRACEBACK:]}".rstrip()
+    return f"{type(error).__name__}: {text}\n{''.join(traceback.format_list(frames))[-_MOST_TRACEBACK:]}".rstrip()
 
 
 def _is_in_between(filename: str) -> bool:
     """Tell whether a line of a traceback is TensorFlow's or ours, and not the user's."""
-    between = {"tensorflow", "keras", "loader_server"} & set(Path(filename).parts)
-    return bool(between) or filename == build_pipeline.__code__.co_filename
+    return (
+        bool({"tensorflow", "keras", "loader_server"} & set(Path(filename).parts))
+        or filename == build_pipeline.__code__.co_filename
+    )
 
 
 def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dataset:
@@ -191,7 +197,7 @@ def _values(spec: Any, where: str) -> tuple[ElementValue, ...]:
     """Return what an element holds, sorted by key; raise an error if it is no dict of tensors that can cross."""
     if not isinstance(spec, dict) or not spec:
         raise unfit(where, "a dict of tensors as element", f"{spec}", 'Have a map return {"key": tensor, …}.')
-    values = tuple(_value(str(key), one, where) for key, one in sorted(spec.items()))
+    values = tuple(_value(str(key), tensor, where) for key, tensor in sorted(spec.items()))
     tensors = len(fields_of_batch(fields_of_element(values)))
     if tensors > _MOST_TENSORS:
         raise unfit(where, f"values that cross as {_MOST_TENSORS} tensors", f"{tensors}", "Concatenate or stack some.")
@@ -232,10 +238,13 @@ def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
 
     Both give other elements from run to run, so a shard could not be made again.
     """
-    ignore = tf.data.experimental.ExternalStatePolicy.IGNORE
-    graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(external_state_policy=ignore).numpy())  # noqa: SLF001 - nothing public shows the graph
-    functions = {one.signature.name: one for one in graph.library.function}
-    for node in (*graph.node, *(node for one in functions.values() for node in one.node_def)):
+    graph = tf.compat.v1.GraphDef.FromString(
+        dataset._as_serialized_graph(  # noqa: SLF001 - nothing public shows the graph
+            external_state_policy=tf.data.experimental.ExternalStatePolicy.IGNORE
+        ).numpy()
+    )
+    functions = {function.signature.name: function for function in graph.library.function}
+    for node in all_nodes(graph):
         # Parallel operations that call a function, which they name as `f`.
         is_parallel = node.op.startswith("Parallel") and "f" in node.attr
         if is_parallel and (drawn := _drawing(node.attr["f"].func.name, functions, set())):
@@ -244,8 +253,13 @@ def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
             raise unfit(where, "parallel work that keeps the order of elements", "deterministic=False", _KEEP_ORDER)
 
 
+def all_nodes(graph: Any) -> list[Any]:
+    """Return the operations of a graph, those of its functions included."""
+    return [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+
+
 def _drawing(name: str, functions: Mapping[str, Any], seen: set[str]) -> str:
-    """Return the first stateful random operation of a function or of those that it calls, or "".
+    """Return the first stateful random operation of a function or of the functions that it calls, or "".
 
     `seen` holds the functions already searched: functions may call each other in a circle.
     """
@@ -256,6 +270,6 @@ def _drawing(name: str, functions: Mapping[str, Any], seen: set[str]) -> str:
         if node.op in _STATEFUL:
             return str(node.op)
         for attribute in node.attr.values():
-            if attribute.func.name and (found := _drawing(attribute.func.name, functions, seen)):
-                return found
+            if attribute.func.name and (drawn := _drawing(attribute.func.name, functions, seen)):
+                return drawn
     return ""

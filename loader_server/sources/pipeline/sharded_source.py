@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loader_server.installed import version_of
-from loader_server.sources.pipeline.element_check import ElementCheck
-from loader_server.sources.pipeline.first_digests import FirstDigests
+from loader_server.sources.batch_columns import shown_axes
+from loader_server.sources.pipeline.element_check import ElementCheck, FirstDigests
 from loader_server.sources.pipeline.shard_reader import ShardReader
 from loader_server.sources.pipeline.shard_run import PipelineOrder, ShardRun, import_tensorflow
-from loader_server.sources.source import Found, Indexed
+from loader_server.sources.source import Found, Indexed, Inventory
 from loader_server.sources.whole_source import WholeSource
 from shared.errors import DataError
 from shared.hashing import fingerprint
@@ -50,6 +50,7 @@ _EPOCHS_OPEN = 2
 class ShardSettings:
     """Settings of a stream whose batches come from shards."""
 
+    #: A setting, and not the number of workers, so that a batch is the same with any fleet.
     producers: int = setting(
         whole(1, 4096), "how many shards the data is made in; they are divided among workers", default=1
     )
@@ -80,6 +81,7 @@ class ShardedSource(WholeSource):
     def __init__(self, settings: ShardSettings, base: Any) -> None:
         super().__init__(settings, base)
         self._lock = threading.Lock()
+        #: By shard and epoch, those of a shard in the order in which they were made.
         self._readers: dict[tuple[int, int], ShardReader] = {}
 
     @property
@@ -90,6 +92,7 @@ class ShardedSource(WholeSource):
     @property
     def fields(self) -> tuple[Field, ...]:
         """The fields in which an element crosses; none before there is an index, because only a run tells."""
+        # Flat, with the shape beside it: a batch's layout has one axis that varies, and an element may have several.
         return fields_of_element(self._values)
 
     @property
@@ -107,13 +110,29 @@ class ShardedSource(WholeSource):
         """What all runs have in common."""
         raise NotImplementedError
 
+    def _found_paths(self) -> list[str]:
+        """Return the files whose change makes another index; none unless a source knows some."""
+        return []
+
     # --- while an index is made ---
+
+    def survey(self) -> Inventory:
+        """Return one piece for each shard."""
+        return Inventory(
+            total=self.producers,
+            rows_unknown=True,
+            pieces=lambda _: iter(range(self.producers)),
+            origin=self.files.origin(self._found_paths()),
+            about={"made_of": self.made_of},
+        )
 
     def probe(self, piece: int) -> Found:
         """Run a shard of epoch 0, and note the size and digest of each element.
 
         Raise a DataError if the shard has more than `elements`, or the user's code fails.
         """
+        # The length of an epoch has to be known before it begins, and slots need room for the largest element. Making
+        # epoch 0 once here, in another process than the workers', also shows what is not deterministic.
         run = ShardRun(self.order, 0, piece)
         flattened = [value for value in run.values if value.flattened]
         columns: dict[str, list[int]] = {name: [] for name in ("shard", "ordinal", "digest")}
@@ -126,14 +145,13 @@ class ShardedSource(WholeSource):
             for place, value in enumerate(flattened):
                 columns[f"steps_{place}"].append(len(flat[f"{value.key}:values"]))
             self._refuse_more(piece, len(columns["ordinal"]))
-        ordinals = columns["ordinal"]
-        said = json.dumps([asdict(value) for value in run.values])
+        ordinals, values = columns["ordinal"], json.dumps([asdict(value) for value in run.values])
         return Found(
             # Unique row numbers that rise from shard to shard, although no shard knows how long those before it are.
             rows=[piece << 40 | ordinal for ordinal in ordinals],
             numbers=columns,
             # Written once a shard: a column needs an entry for each row, but the empty ones cost next to nothing.
-            strings={"values": ["" if ordinal else said for ordinal in ordinals]},
+            strings={"values": ["" if ordinal else values for ordinal in ordinals]},
         )
 
     def _refuse_more(self, shard: int, found: int) -> None:
@@ -159,7 +177,10 @@ class ShardedSource(WholeSource):
                 remedy="The pipeline has changed, so its batches may have: run loader-server index.",
             )
         self.indexed = indexed
-        self._values = tuple(_value(said) for said in json.loads(indexed.strings["values"][0]))
+        self._values = tuple(
+            ElementValue(value["key"], value["dtype"], tuple(value["shape"]))
+            for value in json.loads(indexed.strings["values"][0])
+        )
         self.elements = self.settings.elements or int(indexed.numbers["ordinal"].max()) + 1
         self.largest = BucketShape(rows=1, lengths=self._most_steps())
         self._check = ElementCheck(
@@ -178,9 +199,9 @@ class ShardedSource(WholeSource):
         """
         steps = {}
         for place, value in enumerate(value for value in self._values if value.flattened):
-            a_step = int(np.prod(value.fixed)) * np.dtype(value.dtype).itemsize
-            found = int(self.indexed.numbers[f"steps_{place}"].max())
-            steps[f"{value.key}:values"] = max(self.settings.largest // max(a_step, 1) or _ROOM * found, 1)
+            step_bytes = int(np.prod(value.fixed)) * np.dtype(value.dtype).itemsize
+            most = _ROOM * int(self.indexed.numbers[f"steps_{place}"].max())
+            steps[f"{value.key}:values"] = max(self.settings.largest // max(step_bytes, 1) or most, 1)
         return steps
 
     def begin_making(self) -> None:
@@ -196,15 +217,14 @@ class ShardedSource(WholeSource):
         ordinal, shard = divmod(number, self.producers)
         if ordinal >= self.elements:
             return None
-        reader = self._reader(epoch, shard)
-        return reader.element(ordinal, lambda at: begin(at * self.producers + shard))
+        return self._reader(epoch, shard).element(ordinal, lambda at: begin(at * self.producers + shard))
 
     def _reader(self, epoch: int, shard: int) -> ShardReader:
         """Return the reader of a shard; one for a new epoch replaces the oldest of the same shard."""
         with self._lock:
             key = (shard, epoch)
             if key not in self._readers:
-                others = [one for one in self._readers if one[0] == shard]
+                others = [other for other in self._readers if other[0] == shard]
                 for old in others[: len(others) + 1 - _EPOCHS_OPEN]:
                     del self._readers[old]
                 self._readers[key] = self._new_reader(epoch, shard)
@@ -261,11 +281,6 @@ class ShardedSource(WholeSource):
         super().close()
 
 
-def _value(said: Mapping[str, Any]) -> ElementValue:
-    return ElementValue(said["key"], said["dtype"], tuple(said["shape"]))
-
-
 def _shown(values: tuple[ElementValue, ...]) -> str:
     """Return keys, dtypes and shapes as text for messages."""
-    shapes = (", ".join("any" if size is None else str(size) for size in value.shape) for value in values)
-    return "; ".join(f'"{value.key}" {value.dtype} [{shape}]' for value, shape in zip(values, shapes, strict=True))
+    return "; ".join(f'"{value.key}" {value.dtype} [{shown_axes(value.shape)}]' for value in values)

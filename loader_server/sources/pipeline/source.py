@@ -15,7 +15,6 @@ from loader_server.own_code import own_code
 from loader_server.sources.pipeline.shard_run import PipelineOrder
 from loader_server.sources.pipeline.sharded_source import ShardedSource, ShardSettings
 from loader_server.sources.remote.urls import is_url
-from loader_server.sources.source import Inventory
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.pipelines.context import default_pipeline
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.pipeline.base_samples import BaseSamples
+    from loader_server.sources.source import Inventory
     from shared.wire.layout import Field
 
 __all__ = ["PipelineSettings", "PipelineSource"]
@@ -78,33 +78,28 @@ class PipelineSource(ShardedSource):
 
         Return "" without `base` and `paths`: the function then reads something that cannot be watched.
         """
+        # The function may read anything, so that without these nothing says that its data are the same.
         if not self.settings.base and not self.settings.paths:
             return ""
         return fingerprint(self.made_of, self.files.stamp(self._found_paths()))
 
     def _found_paths(self) -> list[str]:
+        """Return the files that `paths` stands for, each as often as it is named."""
         return self.files.found(self.settings.paths, once=False) if self.settings.paths else []
 
     @property
     def made_of(self) -> str:
         """A fingerprint of the code, the seed and the base: elements change if one of these does."""
         code = own_code(self.modules)
-        base = self._base.opened if self._base is not None else ""
-        return fingerprint(code.sources, repr(sorted(code.packages.items())), str(self.of_job.seed), base)
+        return fingerprint(
+            code.sources,
+            repr(sorted(code.packages.items())),
+            str(self.of_job.seed),
+            self._base.opened if self._base is not None else "",
+        )
 
     def survey(self) -> Inventory:
         """Return one piece for each shard; raise a SettingsError if there is neither a function nor a base."""
-        self._refuse_nothing_to_run()
-        return Inventory(
-            total=self.producers,
-            rows_unknown=True,
-            pieces=lambda _: iter(range(self.producers)),
-            origin=self.files.origin(self._found_paths()),
-            about={"made_of": self.made_of},
-        )
-
-    def _refuse_nothing_to_run(self) -> None:
-        """Raise a SettingsError if the stream names neither a function nor a base."""
         if not self.settings.pipeline and not self.settings.base:
             raise SettingsError(
                 expected="pipeline = a function, or base = a stream for the default pipeline",
@@ -112,6 +107,7 @@ class PipelineSource(ShardedSource):
                 where=self.of_job.table,
                 remedy='Write pipeline = "my_module:dataset_pipeline".',
             )
+        return super().survey()
 
     @cached_property
     def order(self) -> PipelineOrder:
@@ -123,8 +119,8 @@ class PipelineSource(ShardedSource):
             name=self.of_job.stream,
             seed=self.of_job.seed,
             shards=self.producers,
-            max_rows=settings.max_rows,
             exact=settings.replay == "exact",
+            max_rows=settings.max_rows,
             paths=[path if is_url(path) else str(self.base / path) for path in self._found_paths()],
             base_fields=self.base_fields,
             base=self._samples_of_base,

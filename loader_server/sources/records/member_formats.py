@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.largest import LARGEST_SAMPLE, refuse_larger
+from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
 from shared.errors import SampleError
 from shared.wire.layout import DTYPES, Field
 
@@ -105,7 +105,7 @@ class MemberForm:
     def decode(self, raw: bytes, where: str, largest: int = LARGEST_SAMPLE) -> dict[str, Any]:
         """Return the member's values in a raw sample by key; raise a SampleError if it cannot be used."""
         if self.kind == "audio":
-            from loader_server.sources.audio.decoding import AVERAGED, decoded_audio  # needs soundfile
+            from loader_server.sources.audio.audio_files import AVERAGED, decoded_audio  # needs soundfile
 
             audio, rate = decoded_audio(raw, where, AVERAGED, largest)
             return {self.key: audio, f"{self.key}_rate": rate}
@@ -147,7 +147,7 @@ def form_of_member(suffix: str, raw: bytes) -> MemberForm:
 
 def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
     """Return frames and rate from the header; raise a SampleError for audio of more than `largest` bytes."""
-    from loader_server.sources.audio.decoding import audio_bytes, header_of_bytes  # needs soundfile
+    from loader_server.sources.audio.audio_files import audio_bytes, header_of_bytes  # needs soundfile
 
     frames, rate, channels = header_of_bytes(raw, where)
     refuse_larger(audio_bytes(frames, channels), largest, where)

@@ -44,6 +44,11 @@ class ArkHeader:
     begin: int
     nbytes: int
 
+    @property
+    def kind_number(self) -> int:
+        """Return the place of the kind among KINDS, for a column of numbers."""
+        return KINDS.index(self.kind)
+
 
 def ark_header(raw: bytes) -> ArkHeader | None:
     """Return the header that these bytes begin with; None if it is not one of the binary kinds."""
@@ -92,7 +97,7 @@ def ark_values(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
 
 def _decompressed(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
     """Return the numbers of a compressed matrix, which CM2 and CM3 store as equal steps from the least value."""
-    least, span = (np.float32(one) for one in struct.unpack_from("<ff", raw, header.begin - _COMPRESSED.size))
+    least, span = (np.float32(number) for number in struct.unpack_from("<ff", raw, header.begin - _COMPRESSED.size))
     if header.kind == "CM":
         return _from_quartiles(raw, header, least, span)
     dtype, most = (np.dtype("<u2"), 65535) if header.kind == "CM2" else (np.dtype("u1"), 255)

@@ -11,31 +11,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.sources.audio.decoding import AVERAGED
+from loader_server.sources.audio.audio_files import AVERAGED
 from loader_server.sources.audio.stretches import Stretch
 from loader_server.sources.source import BadRow
-from loader_server.sources.speech.kaldi_tables import words_of
+from loader_server.sources.speech.kaldi_folder import FEATURES, RECORDINGS, SEGMENTS, SPEAKERS, TEXT, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from loader_server.sources.speech.kaldi_tables import JoinedLine
+    from loader_server.sources.speech.kaldi_folder import JoinedLine
 
-__all__ = [
-    "ALL_ROWS",
-    "FEATURES",
-    "RECORDINGS",
-    "SEGMENTS",
-    "SPEAKERS",
-    "TABLES",
-    "TEXT",
-    "KaldiUtterance",
-    "utterance_of",
-]
-
-#: File names of a folder's tables.
-RECORDINGS, SEGMENTS, FEATURES, TEXT, SPEAKERS = "wav.scp", "segments", "feats.scp", "text", "utt2spk"
-TABLES = (RECORDINGS, SEGMENTS, FEATURES, TEXT, SPEAKERS)
+__all__ = ["ALL_ROWS", "KaldiUtterance", "utterance_of"]
 
 #: An archive and the byte where a matrix begins.
 _PLACE = re.compile(r"(.+):(\d+)")
@@ -46,6 +32,7 @@ _MOST_DIGITS = 18
 _ROWS = re.compile(r"(\d+):(\d+)(,:?)?")
 #: In place of first and last row: the whole matrix.
 ALL_ROWS = (0, -1)
+#: Letters that stand for channels of a recording; others are numbers.
 _CHANNELS = {"A": 0, "B": 1}
 #: The end of a segment that lasts to the end of its recording.
 _TO_THE_END = -1.0
@@ -93,7 +80,7 @@ def _utterance(joined: JoinedLine, first: str, tables: Collection[str]) -> Kaldi
 
     Raise a UnicodeDecodeError if one is not UTF-8.
     """
-    key, *rest = words_of(joined.line)[:2] or [""]
+    key, *rest = words_of(joined.line) or [""]
     # The first of several lines with a key counts, so this one is bad whatever else it says.
     if joined.again >= 0:
         raise _Unusable("duplicate", f'expected each key once, got "{key}" as in line {joined.again + 1}')
@@ -102,18 +89,18 @@ def _utterance(joined: JoinedLine, first: str, tables: Collection[str]) -> Kaldi
     stretch, offset, rows, entry = Stretch(), 0, ALL_ROWS, rest[0]
     if first == SEGMENTS:
         stretch = _segment(rest[0])
-        entry = _said(joined, RECORDINGS, "no_recording", f'of the recording "{rest[0].split()[0]}"')
+        entry = _entry(joined, RECORDINGS, "no_recording", f'of the recording "{rest[0].split()[0]}"')
     path = _path(entry, where=f"in {FEATURES if first == FEATURES else RECORDINGS}")
     if first == FEATURES:
         path, offset, rows = _place(path)
     elif _PLACE.fullmatch(path):
         raise _Unusable("in_archive", f"expected an audio file, got a place in an archive: {path}")
-    text = _said(joined, TEXT, "no_text", f'of "{key}"', empty=True) if TEXT in tables else ""
-    speaker = _said(joined, SPEAKERS, "no_speaker", f'of "{key}"') if SPEAKERS in tables else ""
+    text = _entry(joined, TEXT, "no_text", f'of "{key}"', empty=True) if TEXT in tables else ""
+    speaker = _entry(joined, SPEAKERS, "no_speaker", f'of "{key}"') if SPEAKERS in tables else ""
     return KaldiUtterance(joined.number + 1, key, path, offset, rows, stretch, text, speaker)
 
 
-def _said(joined: JoinedLine, table: str, reason: str, of: str, *, empty: bool = False) -> str:
+def _entry(joined: JoinedLine, table: str, reason: str, of: str, *, empty: bool = False) -> str:
     """Return the line's entry in another table; raise _Unusable if it is missing, or empty unless `empty`."""
     words = words_of(joined.others.get(table, b""))
     if len(words) < 1 + (not empty):
@@ -141,18 +128,18 @@ def _place(entry: str) -> tuple[str, int, tuple[int, int]]:
     rows = ALL_ROWS
     if ranged := _RANGE.fullmatch(entry):
         entry, rows = ranged[1], _rows(ranged[2])
-    found = _PLACE.fullmatch(entry)
-    if found and len(found[2]) > _MOST_DIGITS:
-        raise _Unusable("no_matrix", f"expected a byte of an archive, got one of {len(found[2])} digits: {entry}")
-    return (found[1], int(found[2]), rows) if found else (entry, 0, rows)
+    place = _PLACE.fullmatch(entry)
+    if place and len(place[2]) > _MOST_DIGITS:
+        raise _Unusable("no_matrix", f"expected a byte of an archive, got a number of {len(place[2])} digits: {entry}")
+    return (place[1], int(place[2]), rows) if place else (entry, 0, rows)
 
 
-def _rows(said: str) -> tuple[int, int]:
+def _rows(written: str) -> tuple[int, int]:
     """Return the first and last row of a range; raise _Unusable for anything but rows from low to high."""
-    found = _ROWS.fullmatch(said)
-    if found is None or max(map(len, found.groups()[:2])) > _MOST_DIGITS or int(found[1]) > int(found[2]):
-        raise _Unusable("range", f"expected a range of rows, as [0:99] is of a hundred, got [{said}]")
-    return int(found[1]), int(found[2])
+    bounds = _ROWS.fullmatch(written)
+    if bounds is None or max(map(len, bounds.groups()[:2])) > _MOST_DIGITS or int(bounds[1]) > int(bounds[2]):
+        raise _Unusable("range", f"expected a range of rows, as [0:99] is of a hundred, got [{written}]")
+    return int(bounds[1]), int(bounds[2])
 
 
 def _segment(rest: str) -> Stretch:
@@ -168,12 +155,7 @@ def _segment(rest: str) -> Stretch:
         if not math.isfinite(begin_s + end_s):
             raise ValueError(rest)
         duration_s = math.inf if end_s == _TO_THE_END else end_s - begin_s
-        return Stretch(begin_s, duration_s, _channel(channel))
+        return Stretch(begin_s, duration_s, int(_CHANNELS.get(channel, channel)) if channel else AVERAGED)
     except ValueError:
         expected = "expected a recording, begin and end in seconds, and perhaps a channel"
         raise _Unusable("malformed", f"{expected}, got {rest}") from None
-
-
-def _channel(word: str) -> int:
-    """Return the number of a channel, of which 0 and 1 are also called A and B; AVERAGED if none is given."""
-    return int(_CHANNELS.get(word, word)) if word else AVERAGED

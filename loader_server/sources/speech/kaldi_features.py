@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,7 @@ from shared.errors import DataError, ReadError
 from shared.wire.layout import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -34,6 +35,17 @@ if TYPE_CHECKING:
 __all__ = ["ArchiveHeaders", "ArchivePlace", "ArchivedFeatures", "feature_columns", "features_field"]
 
 
+#: Columns of the index, and where an ArchivePlace has their values.
+_COLUMNS = {
+    "bytes": "archive.bytes",
+    "mtime_ns": "archive.version",
+    "content": "content",
+    "offset": "offset",
+    "kind": "header.kind_number",
+    "nbytes": "header.nbytes",
+    "length_features": "rows",
+    "first": "first",
+}
 #: How many rows a range may overrun its matrix by, as in Kaldi; it is cut at the matrix's end.
 _OVERSHOOT_ROWS = 3
 
@@ -89,8 +101,9 @@ class ArchiveHeaders:
     def _look_at(self, path: str) -> tuple[FileFacts, int]:
         """Return an archive's size and version, and the number of its digest (0 if it is remote)."""
         facts = self._files.facts(path)
-        local = not is_url(path)
-        return facts, number_of_digest(noted_content(self._files.where(path), self._files.seen)) if local else 0
+        if is_url(path):
+            return facts, 0
+        return facts, number_of_digest(noted_content(self._files.where(path), self._files.seen))
 
 
 def features_field(columns: int) -> Field:
@@ -98,17 +111,15 @@ def features_field(columns: int) -> Field:
     return Field(key="features", dtype="float32", shape=(None, columns) if columns else (None,))
 
 
-def feature_columns(found: Sequence[ArchivePlace], *, ranged: bool) -> dict[str, list[int]]:
+def feature_columns(places: Sequence[ArchivePlace], *, ranged: bool) -> dict[str, list[int]]:
     """Return the index's columns of these places; `ranged` adds the first rows.
 
     Without `ranged` all samples are whole matrices.
     """
-    headers = [one.header for one in found]
-    columns = {"bytes": [one.archive.bytes for one in found], "mtime_ns": [one.archive.version for one in found]}
-    columns |= {"content": [one.content for one in found]}
-    columns |= {"offset": [one.offset for one in found], "kind": [KINDS.index(one.kind) for one in headers]}
-    columns |= {"nbytes": [one.nbytes for one in headers], "length_features": [one.rows for one in found]}
-    return columns | {"first": [one.first for one in found]} if ranged else columns
+    columns = {name: list(map(attrgetter(fact), places)) for name, fact in _COLUMNS.items()}
+    if not ranged:
+        del columns["first"]
+    return columns
 
 
 class ArchivedFeatures:
@@ -125,29 +136,31 @@ class ArchivedFeatures:
         self._numbers = numbers
         self._path_of = path_of
         self._columns = columns
+        #: Where each archive is on this machine.
         self._places: dict[str, str] = {}
-        #: Status of each archive when it was last seen to have the indexed content.
+        #: Status of each archive when it was last seen to have the indexed content: an archive holds thousands of
+        #: samples, and its digest is not computed again for each of them.
         self._same: dict[tuple[str, int], tuple[int, ...]] = {}
 
-    def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of each sample's whole matrix or vector.
+    def read(self, sample: int) -> bytes:
+        """Return the bytes of the sample's whole matrix or vector.
 
         Raise a ReadError if its archive is no longer the indexed one, or a remote one cannot be read.
         """
-        for sample in samples:
-            path, known = self._path_of(sample), self._facts(sample)
-            if is_url(path):
-                yield self._files.part(path, known, *self._place(sample))  # refuses a changed archive itself
-                continue
-            self._refuse_other(path, sample)  # before as well: reading fails if the archive became shorter
-            raw = self._files.read(path, *self._place(sample))
-            # And after: a write changes the status before the bytes, so an unchanged status vouches for what was read.
-            self._refuse_other(path, sample)
-            yield raw
+        path, place = self._path_of(sample), self._place(sample)
+        if is_url(path):
+            return self._files.part(path, self._facts(sample), *place)  # refuses a changed archive itself
+        self._refuse_other(path, sample)  # before as well: reading fails if the archive became shorter
+        raw = self._files.read(path, *place)
+        # And after: a write changes the status before the bytes, so an unchanged status vouches for what was read.
+        self._refuse_other(path, sample)
+        return raw
 
     def expect(self, samples: Sequence[int]) -> None:
         """Start fetching the samples' matrices that are remote."""
-        self._files.expect_parts((self._path_of(one), self._facts(one), *self._place(one)) for one in samples)
+        self._files.expect_parts(
+            (self._path_of(sample), self._facts(sample), *self._place(sample)) for sample in samples
+        )
 
     def indexed_files(self) -> IndexedFiles:
         """Return the archives, each at least once."""
@@ -182,16 +195,13 @@ class ArchivedFeatures:
         than once if samples are not in their order.
         """
         size, version, offset = (self._numbers[name] for name in ("bytes", "mtime_ns", "offset"))
-        begins = (np.diff(size) != 0) | (np.diff(version) != 0) | (np.diff(offset) <= 0)
-        return np.concatenate([[0], np.flatnonzero(begins) + 1])[: len(size)]
+        return np.concatenate(
+            [[0], np.flatnonzero((np.diff(size) != 0) | (np.diff(version) != 0) | (np.diff(offset) <= 0)) + 1]
+        )[: len(size)]
 
     def _place(self, sample: int) -> tuple[int, int]:
         """Return offset and number of bytes of the sample's matrix."""
         return int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample])
-
-    def _first(self, sample: int) -> int:
-        """Return the sample's first row; 0 if the index has no ranges."""
-        return int(self._numbers["first"][sample]) if "first" in self._numbers else 0
 
     def _facts(self, sample: int) -> FileFacts:
         """Return the size and version of the sample's archive as indexed."""
@@ -228,7 +238,8 @@ class ArchivedFeatures:
         known = KINDS[numbers["kind"][sample]], self._columns, numbers["nbytes"][sample]
         if header is None or (header.kind, header.columns, header.nbytes) != known:
             raise changed("the matrix that was indexed", "another one", self._files.where(self._path_of(sample)))
-        first, rows = self._first(sample), int(numbers["length_features"][sample])
+        first = int(numbers["first"][sample]) if "first" in numbers else 0
+        rows = int(numbers["length_features"][sample])
         return ark_values(raw, header)[first : first + rows]
 
     def identity(self, sample: int) -> str:
@@ -238,8 +249,8 @@ class ArchivedFeatures:
         """
         numbers = self._numbers
         archive = f"{numbers['bytes'][sample]} bytes, changed at {numbers['mtime_ns'][sample]} ns"
-        archive += f", digest {digest_of_number(int(numbers['content'][sample]))}"
-        matrix = f"{archive}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}"
+        digest = digest_of_number(int(numbers["content"][sample]))
+        matrix = f"{archive}, digest {digest}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}"
         if "first" not in numbers:
             return matrix
         return f"{matrix}, {numbers['length_features'][sample]} rows from {numbers['first'][sample]}"

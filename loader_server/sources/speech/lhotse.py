@@ -11,25 +11,23 @@ import gzip
 import zlib
 from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.audio.decoding import audio_versions
-from loader_server.sources.audio.recorded_source import RecordedSource
-from loader_server.sources.audio.recordings import Recordings, audio_field, common_rate
+from loader_server.sources.audio.recorded_source import ListedSource
+from loader_server.sources.audio.recordings import audio_field, common_rate
 from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
-from loader_server.sources.files.same_files import list_facts, refuse_absent_list, refuse_other_list
-from loader_server.sources.remote.urls import is_url, joined
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, texts_of_column
+from loader_server.sources.files.same_files import list_facts, refuse_absent_list
+from loader_server.sources.source import BadRow, Found, Inventory
 from loader_server.sources.speech.lhotse_cuts import WHOLE_CUT, CutSample, UnusableCut, cut_sample, samples_in
 from shared.errors import DataError
-from shared.hashing import fingerprint
 from shared.settings.values import choice, setting, text, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -64,7 +62,7 @@ class CutPiece:
     rows: tuple[tuple[int, int, bytes, int], ...]
 
 
-class LhotseSource(RecordedSource):
+class LhotseSource(ListedSource):
     """Cuts of Lhotse manifests, or their supervisions.
 
     The index has these columns: manifest (counted from 0), line, length of the text, and those of `stretch_columns`;
@@ -72,8 +70,8 @@ class LhotseSource(RecordedSource):
     """
 
     Settings = LhotseSettings
-    local_columns = frozenset(("mtime_ns",))
-    content_columns = frozenset(("content",))
+    list_kind = _MANIFEST
+    beside_audio = ("text", "speaker", "language")
     settings: LhotseSettings
 
     @property
@@ -96,8 +94,9 @@ class LhotseSource(RecordedSource):
                 path = cut_sample(line, supervision, self.settings.channel).path
             except UnusableCut:
                 continue
+            # Cuts of a recording follow each other, so neighbours are compared, and no set of all names is kept.
             if path != before:
-                yield self._below(path)
+                yield self._below_root(path)
             before = path
 
     def survey(self) -> Inventory:
@@ -110,6 +109,7 @@ class LhotseSource(RecordedSource):
                 remedy='Write paths = ["cuts.jsonl.gz"].',
             )
         self.files.refuse_twice(self.settings.paths)
+        # Before the lines are counted, so that a manifest that is written meanwhile is noticed as a change.
         origin = [list_facts(path, self.files, _MANIFEST) for path in self.settings.paths]
         return Inventory(total=sum(1 for _ in self._rows()), pieces=self._pieces, origin=origin)
 
@@ -139,55 +139,46 @@ class LhotseSource(RecordedSource):
         for number, (manifest, place, line, supervision) in enumerate(piece.rows, piece.start):
             where = (self.files.where(self.settings.paths[manifest]), place)
             try:
-                said = cut_sample(line, supervision, self.settings.channel)
+                cut = cut_sample(line, supervision, self.settings.channel)
             except UnusableCut as error:
                 bad[number] = BadRow(*where, *error.args)
                 continue
-            found = self._audio(said, headers, where)
-            if isinstance(found, BadRow):
-                bad[number] = found
+            audio = self._audio(cut, headers, where)
+            if isinstance(audio, BadRow):
+                bad[number] = audio
             else:
-                good[number] = manifest, place, said, found
-        manifests, places, saids, founds = (
-            (list(one) for one in zip(*good.values(), strict=True)) if good else ([],) * 4
+                good[number] = manifest, place, cut, audio
+        cuts = [cut for _, _, cut, _ in good.values()]
+        strings = {name: list(map(attrgetter(name), cuts)) for name in ("key", "path", *self.beside_audio)}
+        return Found(
+            rows=list(good),
+            numbers={
+                "manifest": [manifest for manifest, _, _, _ in good.values()],
+                "line": [place for _, place, _, _ in good.values()],
+                "length_text": list(map(len, strings["text"])),
+                **stretch_columns([audio for _, _, _, audio in good.values()], plain=False),
+            },
+            strings=strings,
+            bad=bad,
         )
-        strings = {
-            name: [getattr(one, name) for one in saids] for name in ("key", "path", "text", "speaker", "language")
-        }
-        numbers = {"manifest": manifests, "line": places, "length_text": list(map(len, strings["text"]))}
-        return Found(rows=list(good), numbers=numbers | stretch_columns(founds, plain=False), strings=strings, bad=bad)
 
-    def _audio(self, said: CutSample, headers: Headers, where: tuple[str, int]) -> AudioStretch | BadRow:
+    def _audio(self, cut: CutSample, headers: Headers, where: tuple[str, int]) -> AudioStretch | BadRow:
         """Return the stretch of a cut's recording, or a BadRow if its file or its rate does not fit."""
-        found = headers.find(self._from_base(said.path), said.stretch, where)
-        if isinstance(found, BadRow) or found.header.rate == said.rate:
-            return found
-        detail = f"expected {said.rate} Hz, as the recording's manifest says, got {found.header.rate}: {said.path}"
-        return BadRow(*where, "other_rate", detail)
+        audio = headers.find(self._from_base(cut.path), cut.stretch, where)
+        # Another rate means another file than the manifest was made of: its seconds may be of another recording.
+        if isinstance(audio, BadRow) or audio.header.rate == cut.rate:
+            return audio
+        return BadRow(
+            *where,
+            "other_rate",
+            f"expected {cut.rate} Hz, as the recording's manifest says, got {audio.header.rate}: {cut.path}",
+        )
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the common rate of all files, or 0 if they differ."""
         return {"rate": common_rate(numbers["rate"])}
 
-    def _below(self, path: str) -> str:
-        """Return a path from a manifest, relative to the job file, or its URL."""
-        return joined(self.settings.root, path)
-
-    def _from_base(self, path: str) -> str:
-        """Return a path on this machine, or the URL as it is."""
-        below = self._below(path)
-        return below if is_url(below) else str(self.base / below)
-
     # --- once there is an index ---
-
-    def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a manifest has changed since it was made."""
-        for facts in indexed.origin:
-            refuse_other_list(facts, self.files, _MANIFEST, indexed.place)
-        self.indexed = indexed
-        self._strings = indexed.strings
-        self._recordings = Recordings(indexed.numbers, self._path, self._line, self.files, self.of_job.largest_sample)
-        self.files.note_remote(indexed.samples, self._path)
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
@@ -195,59 +186,15 @@ class LhotseSource(RecordedSource):
         numbers = self.indexed.numbers
         return {"audio": numbers["frames"], "audio_rate": numbers["rate"], "text": numbers["length_text"]}
 
-    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """Return the transcripts, block by block, out of the index; None for any other key."""
-        return texts_of_column(self._strings[key]) if key == "text" else None
-
     @property
     def parts(self) -> tuple[int, ...]:
         """Return the first sample of each manifest that has samples."""
         return tuple(np.flatnonzero(np.diff(self.indexed.numbers["manifest"], prepend=-1)).tolist())
 
-    def read(self, samples: Sequence[int]) -> Iterable[bytes]:
-        """Return the bytes of each sample's stretch, read when they are asked for.
-
-        Reading raises a ReadError if a file is not the indexed one.
-        """
-        return map(self._recordings.read, map(self.checked, samples))
-
-    def _path(self, sample: int) -> str:
-        """Return the sample's file on this machine, or its URL."""
-        return self._from_base(self._strings["path"][sample])
-
-    def expect(self, samples: NDArray[np.int64]) -> None:
-        """Start fetching the samples' recordings, if they are remote."""
-        if self.files.are_remote:
-            self._recordings.expect(samples.tolist())
-
-    def said_of(self, sample: int) -> dict[str, Any]:
-        """Return text, speaker and language."""
-        return {name: self._strings[name][sample] for name in ("text", "speaker", "language")}
-
-    def name(self, sample: int) -> str:
-        """Return the id of the cut, or of the supervision."""
-        key: str = self._strings["key"][self.checked(sample)]
-        return key
-
     def place(self, sample: int) -> tuple[str, int]:
         """Return the manifest, and the sample's line in it."""
         numbers = self.indexed.numbers
         return self.files.where(self.settings.paths[numbers["manifest"][sample]]), int(numbers["line"][sample])
-
-    def _line(self, sample: int) -> str:
-        """Return how messages name the sample's line."""
-        return "{}, line {}".format(*self.place(sample))
-
-    def identity(self, sample: int) -> str:
-        """Return the id, the file as indexed, the stretch, and a hash of text, speaker and language."""
-        said = fingerprint(*(self._strings[name][sample] for name in ("text", "speaker", "language")))
-        own = self._recordings.identity(sample)
-        return f"{self.name(sample)}, {self._strings['path'][sample]}, {own}, row {said[:8]}"
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Return the versions of the audio libraries."""
-        return audio_versions()
 
 
 def _lines(path: str, files: Files) -> Iterator[tuple[int, bytes]]:
@@ -255,7 +202,13 @@ def _lines(path: str, files: Files) -> Iterator[tuple[int, bytes]]:
 
     Raise a DataError if it is missing, has another suffix, or is a damaged gzip file.
     """
-    _refuse_other_names(path, files)
+    if not path.endswith((".jsonl", ".jsonl.gz")):
+        raise DataError(
+            expected="a cut manifest that ends in .jsonl or .jsonl.gz",
+            got=f'"{PurePosixPath(path).name}"',
+            where=files.where(path),
+            remedy='Write it with cuts.to_file("cuts.jsonl.gz").',
+        )
     refuse_absent_list(path, files, _MANIFEST)
     with files.open(path) as raw:
         try:
@@ -270,14 +223,3 @@ def _lines(path: str, files: Files) -> Iterator[tuple[int, bytes]]:
                 where=files.where(path),
                 remedy="It is cut short or damaged: write or copy it anew.",
             ) from None
-
-
-def _refuse_other_names(path: str, files: Files) -> None:
-    """Raise a DataError if a manifest's suffix is not .jsonl or .jsonl.gz."""
-    if not path.endswith((".jsonl", ".jsonl.gz")):
-        raise DataError(
-            expected="a cut manifest that ends in .jsonl or .jsonl.gz",
-            got=f'"{PurePosixPath(path).name}"',
-            where=files.where(path),
-            remedy='Write it with cuts.to_file("cuts.jsonl.gz").',
-        )

@@ -1,4 +1,4 @@
-"""Parser of a line of a Lhotse cut manifest: which stretch of which file, what is said in it, and by whom.
+"""Parser of a line of a Lhotse cut manifest: the stretch of a file, its transcript, and its speaker.
 
 Rules: reads JSON without Lhotse, and opens nothing. A sample is a MonoCut of a recording that is a file, local or
 remote, or each of its supervisions; or a MultiCut of all channels of its file, which are averaged, or of which one is
@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.audio.decoding import AVERAGED
+from loader_server.sources.audio.audio_files import AVERAGED
 from loader_server.sources.audio.stretches import Stretch
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class UnusableCut(Exception):  # it becomes a bad row
 
 @dataclass(frozen=True, slots=True)
 class CutSample:
-    """One sample: its name, file, stretch and rate, and what is said in it."""
+    """One sample: its name, file, stretch and rate, its transcript, speaker and language."""
 
     key: str
     path: str
@@ -70,7 +70,14 @@ def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED) -> CutSam
         cut = json.loads(line)
         _refuse_other_types(cut)
         _choose(cut, channel)
-        return _whole(cut) if supervision == WHOLE_CUT else _supervised(cut, supervision)
+        if supervision != WHOLE_CUT:
+            return _supervised(cut, supervision)
+        return _sample(
+            cut,
+            cut["id"],
+            (0.0, cut["duration"]),
+            sorted(cut["supervisions"], key=lambda supervision: supervision["start"]),
+        )
     except UnicodeDecodeError as error:
         raise UnusableCut("not_utf8", f"expected UTF-8, got the byte 0x{error.object[error.start]:02x}") from None
     # Whatever a line of another shape breaks in the code above: a bad row, whose message says what was found.
@@ -108,11 +115,6 @@ def _manifest_of(line: dict[str, Any]) -> str:
     return f"line of a {kind} manifest"
 
 
-def _whole(cut: dict[str, Any]) -> CutSample:
-    """Return the sample of a whole cut, its texts in order of time."""
-    return _sample(cut, cut["id"], (0.0, cut["duration"]), sorted(cut["supervisions"], key=lambda one: one["start"]))
-
-
 def _supervised(cut: dict[str, Any], number: int) -> CutSample:
     """Return the sample of one supervision; raise an UnusableCut if the cut has none.
 
@@ -122,12 +124,14 @@ def _supervised(cut: dict[str, Any], number: int) -> CutSample:
         raise UnusableCut(
             "no_supervision", 'expected a supervision, got a cut without: leave it out, or sample = "cut"'
         )
-    one = cut["supervisions"][number]
-    begin_s, end_s = max(0.0, one["start"]), min(cut["duration"], one["start"] + one["duration"])
-    return _sample(cut, one["id"], (begin_s, end_s - begin_s), [one])
+    chosen = cut["supervisions"][number]
+    begin_s, end_s = max(0.0, chosen["start"]), min(cut["duration"], chosen["start"] + chosen["duration"])
+    return _sample(cut, chosen["id"], (begin_s, end_s - begin_s), [chosen])
 
 
-def _sample(cut: dict[str, Any], key: str, within: tuple[float, float], said: list[dict[str, Any]]) -> CutSample:
+def _sample(
+    cut: dict[str, Any], key: str, within: tuple[float, float], supervisions: list[dict[str, Any]]
+) -> CutSample:
     """Return the sample of a part of a cut, given as begin and duration in seconds within the cut.
 
     Raise an UnusableCut if the cut has no recording, or one with transforms or channels that cannot be used.
@@ -136,18 +140,19 @@ def _sample(cut: dict[str, Any], key: str, within: tuple[float, float], said: li
     if recording is None:
         raise UnusableCut("no_recording", "expected a cut of a recording, got one without: features are not read here")
     if recording.get("transforms"):
-        names = ", ".join(str(one.get("name", "one")) for one in recording["transforms"])
+        names = ", ".join(str(transform.get("name", "one")) for transform in recording["transforms"])
         raise UnusableCut("transformed", f"expected a recording as it is on disk, got transforms ({names}): {_WHOLE}")
     path, channel = _file(recording["sources"], cut["channel"])
     stretch = Stretch(cut["start"] + within[0], float(within[1]), channel)
     # Python's JSON parser accepts NaN and Infinity.
     if not math.isfinite(stretch.start_s + stretch.duration_s):
         raise ValueError(stretch)
-    words = " ".join(text for one in said if (text := one.get("text")))
+    transcript = " ".join(text for supervision in supervisions if (text := supervision.get("text")))
     # JSON may hold lone surrogates, which UTF-8 cannot: such a text makes a bad row.
-    words.encode()
+    transcript.encode()
     rate = int(recording["sampling_rate"])
-    return CutSample(str(key), path, stretch, rate, words, _common(said, "speaker"), _common(said, "language"))
+    speaker, language = _common(supervisions, "speaker"), _common(supervisions, "language")
+    return CutSample(str(key), path, stretch, rate, transcript, speaker, language)
 
 
 def _file(sources: Iterable[dict[str, Any]], asked: int | list[int]) -> tuple[str, int]:
@@ -172,5 +177,5 @@ def _file(sources: Iterable[dict[str, Any]], asked: int | list[int]) -> tuple[st
 
 def _common(supervisions: list[dict[str, Any]], name: str) -> str:
     """Return what all supervisions have under this name; empty if they differ or lack it."""
-    found = {one.get(name) or "" for one in supervisions}
-    return str(found.pop()) if len(found) == 1 else ""
+    values = {supervision.get(name) or "" for supervision in supervisions}
+    return str(values.pop()) if len(values) == 1 else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.transforms.columns import OfColumns
+from loader_server.transforms.on_columns import OfColumns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from loader_server.transforms.chain import Chain
 
-__all__ = ["LowRate", "OfOneRate", "low_rates"]
+__all__ = ["LowRate", "ResamplingTransform", "low_rates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class LowRate:
     bands: int
 
 
-class OfOneRate(OfColumns):
+class ResamplingTransform(OfColumns):
     """Transform that resamples audio to `rate`."""
 
     rate: int
@@ -56,7 +56,7 @@ def low_rates(chain: Chain, rates: NDArray[np.int64]) -> Iterator[LowRate]:
     own_rates, counts = np.unique(rates[rates > 0], return_counts=True)
     reached = own_rates.copy()
     for step in chain.steps:
-        if not isinstance(step.call, OfOneRate):
+        if not isinstance(step.call, ResamplingTransform):
             continue
         for own, samples, rate in zip(own_rates.tolist(), counts.tolist(), reached.tolist(), strict=True):
             empty, bands = step.call.empty_bands(rate / 2) if rate < step.call.rate else (0, -1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from loader_server.sources.side_source import SideSource, side_source
 from loader_server.transforms import number, numbers, setting, transform
-from loader_server.transforms.audio.recordings import DrawnRecordings
+from loader_server.transforms.audio.drawn_recordings import DrawnRecordings
 from loader_server.transforms.declare import built_in
 
 if TYPE_CHECKING:
@@ -49,11 +49,10 @@ class RecordedNoise:
         """Mix noise into the audio, or leave it as it is, as drawn."""
         if rng.random() >= self._share:
             return
+        # The order of draws is part of the bytes: recording, part, ratio.
         noise = self._noises.draw(rng, sample["audio_rate"])
-        sample["audio"] = mixed(sample["audio"], part_of(noise, len(sample["audio"]), rng), self._ratio(rng))
-
-    def _ratio(self, rng: np.random.Generator) -> float:
-        return float(rng.uniform(self._least, self._most))
+        part = part_of(noise, len(sample["audio"]), rng)
+        sample["audio"] = mixed(sample["audio"], part, float(rng.uniform(self._least, self._most)))
 
 
 def part_of(noise: NDArray[np.float32], length: int, rng: np.random.Generator) -> NDArray[np.float32]:
@@ -68,7 +67,7 @@ def part_of(noise: NDArray[np.float32], length: int, rng: np.random.Generator) -
 
 def mixed(audio: NDArray[np.float32], noise: NDArray[np.float32], snr_db: float) -> NDArray[np.float32]:
     """Return the audio mixed with the noise at this signal-to-noise ratio; unchanged if either is silent."""
-    loud, loud_noise = (float(np.dot(one, one)) for one in (audio, noise))
+    loud, loud_noise = (float(np.dot(sound, sound)) for sound in (audio, noise))
     if not loud or not loud_noise:
         return audio
     # Decibels of power, hence 20 for amplitudes: the ratio of powers becomes 10 ** (snr_db / 10).

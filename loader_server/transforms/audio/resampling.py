@@ -23,8 +23,7 @@ soxr = library("soxr", extra="loader", use="which resamples audio")
 
 def resampled_length(samples: NDArray[np.int64], rate: NDArray[np.int64], new_rate: int) -> NDArray[np.int64]:
     """Return how many samples `resampled` gives."""
-    wide = np.asarray(samples, np.int64)
-    return np.asarray(-(-wide * new_rate // np.asarray(rate, np.int64)), np.int64)
+    return np.asarray(-(-np.asarray(samples, np.int64) * new_rate // np.asarray(rate, np.int64)), np.int64)
 
 
 def resampled(audio: NDArray[np.float32], rate: int, new_rate: int) -> NDArray[np.float32]:
@@ -33,21 +32,17 @@ def resampled(audio: NDArray[np.float32], rate: int, new_rate: int) -> NDArray[n
     Raise SampleError unless it is float32.
     """
     if audio.dtype != np.float32:
-        raise _not_float(audio)
+        # Whole numbers would be taken for audio 32 768 times as loud.
+        raise SampleError(
+            reason="dtype",
+            expected="audio as float32 from -1 to 1",
+            got=str(audio.dtype),
+            where="transforms",
+            remedy='Put waveform with dtype = "int16" last.',
+        )
     if rate == new_rate or not len(audio):
         return audio
     made: NDArray[np.float32] = soxr.resample(audio, rate, new_rate)
     length = -(-len(audio) * new_rate // rate)
     # libsoxr rounds lengths in its own way, which the index cannot predict.
     return made[:length] if len(made) >= length else np.pad(made, (0, length - len(made)))
-
-
-def _not_float(audio: NDArray[np.generic]) -> SampleError:
-    """Return the error for audio of whole numbers, which would be taken for audio 32 768 times as loud."""
-    return SampleError(
-        reason="dtype",
-        expected="audio as float32 from -1 to 1",
-        got=str(audio.dtype),
-        where="transforms",
-        remedy='Put waveform with dtype = "int16" last.',
-    )

@@ -13,7 +13,7 @@ import numpy as np
 
 from loader_server.sources.side_source import SideSource, side_source
 from loader_server.transforms import number, setting, transform
-from loader_server.transforms.audio.recordings import DrawnRecordings
+from loader_server.transforms.audio.drawn_recordings import DrawnRecordings
 from loader_server.transforms.declare import built_in
 
 if TYPE_CHECKING:
@@ -58,5 +58,5 @@ def reverberated(audio: NDArray[np.float32], response: NDArray[np.float32]) -> N
     # convolution, which the scaling to the old power undoes.
     spectrum = np.fft.rfft(audio, size, norm="forward") * np.fft.rfft(response, size, norm="forward")
     made = np.fft.irfft(spectrum, size, norm="forward")[direct : direct + len(audio)].astype(np.float32)
-    before, after = (float(np.dot(one, one)) for one in (audio, made))
+    before, after = (float(np.dot(sound, sound)) for sound in (audio, made))
     return made * np.float32(np.sqrt(before / after)) if after else audio

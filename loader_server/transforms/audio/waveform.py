@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.transforms import Outputs, choice, setting, transform, whole
-from loader_server.transforms.audio.low_rates import OfOneRate
+from loader_server.transforms.audio.low_rates import ResamplingTransform
 from loader_server.transforms.audio.resampling import resampled, resampled_length
-from loader_server.transforms.columns import listed
 from loader_server.transforms.declare import built_in
+from loader_server.transforms.on_columns import listed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class WaveformSettings:
 
 @built_in("waveform")
 @transform(settings=WaveformSettings, draws=False, packages=("soxr",))
-class Waveform(OfOneRate):
+class Waveform(ResamplingTransform):
     """Transform of `audio` to `[samples]` at one rate."""
 
     def __init__(self, settings: WaveformSettings) -> None:
@@ -56,7 +56,7 @@ class Waveform(OfOneRate):
         )
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Resample the audio, and convert it to int16 if the settings ask for that."""
+        """Resample the audio, and convert it to int16 if `dtype` is so."""
         sample["audio"] = self._made(sample["audio"], sample["audio_rate"])
         sample["audio_rate"] = self.rate
 
@@ -65,7 +65,7 @@ class Waveform(OfOneRate):
         return 0, 0
 
     def on_columns(self, columns: Columns) -> None:
-        """Resample the audio of all samples, and convert it to int16 if the settings ask for that."""
+        """Resample the audio of all samples, and convert it to int16 if `dtype` is so."""
         made = list(map(self._made, listed(columns, "audio"), listed(columns, "audio_rate")))
         columns |= {"audio": made, "audio_rate": [self.rate] * len(made)}
 

@@ -77,11 +77,12 @@ class _TokenizerModel:
         """Return the ids of each of several texts."""
         first, last = self._first, self._last
         parts = (texts[start : start + _AT_A_TIME] for start in range(0, len(texts), _AT_A_TIME))
-        found = [one.ids for part in parts for one in self._encode(part)]
-        return [first + ids + last for ids in found] if first or last else found
+        encoded = [encoding.ids for part in parts for encoding in self._encode(part)]
+        return [first + ids + last for ids in encoded] if first or last else encoded
 
 
 def _loaded(path: str) -> Any:
+    """Load a tokenizer, without its padding and truncation; raise SettingsError if the file is none."""
     from tokenizers import Tokenizer  # an extra
 
     try:

@@ -19,8 +19,8 @@ from loader_server.building.trial_rule import ExhaustedError
 from loader_server.sources.batch_columns import Ragged
 from loader_server.sources.files import retried_reads
 from loader_server.transforms import transform
-from loader_server.transforms.columns import OfColumns
 from loader_server.transforms.declare import Declaration
+from loader_server.transforms.on_columns import OfColumns
 from shared.errors import DataError, ReadError
 from shared.hashing import digest64
 from shared.wire.layout import BucketShape

@@ -20,7 +20,7 @@ from loader_server.index.column_files import (
 )
 from loader_server.index.make import IndexRequest, make_index
 from loader_server.sources import BadRow, Found, Inventory, Source
-from loader_server.sources.table import SourceSpec
+from loader_server.sources.registry import SourceSpec
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ import gzip
 
 import pytest
 
-from loader_server.sources.blame import is_the_samples, told
+from loader_server.sources.blame import error_text, is_the_samples
 
 
 class _Mute(Exception):
@@ -45,8 +45,8 @@ def test_only_a_failing_machine_excuses_the_sample(error: BaseException, verdict
     ],
 )
 def test_it_is_told_in_words(error: BaseException, words: str) -> None:
-    assert told(error) == words
+    assert error_text(error) == words
 
 
 def test_no_words_are_endless() -> None:
-    assert len(told(ValueError("x" * 10**6))) == 1000
+    assert len(error_text(ValueError("x" * 10**6))) == 1000

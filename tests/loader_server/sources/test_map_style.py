@@ -17,7 +17,7 @@ from loader_server.commands.index import index_streams
 from loader_server.index.folder import open_index
 from loader_server.job_file import JobFile
 from loader_server.machine.room import Room
-from loader_server.sources import shortage
+from loader_server.sources import sample_limits
 from loader_server.sources.map_style import MapStyleSource
 from loader_server.stream import Stream
 from loader_server.transforms.chain import Chain
@@ -26,7 +26,7 @@ from shared.wire.layout import Field
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 
 if TYPE_CHECKING:
-    from loader_server.sources.table import SourceSpec
+    from loader_server.sources.registry import SourceSpec
 
 #: What a user's class does at a sample, by its number; it lives in this module so that the class finds it.
 WHAT: dict[int, Any] = {}
@@ -423,10 +423,10 @@ def test_what_a_sample_raises_while_it_is_measured_makes_it_a_bad_one(tmp_path: 
         index_source(spec, chain=chain)
     WHAT[2] = MemoryError()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shortage, "free_room", lambda: Room(memory=0, descriptors=1000))
+        patch.setattr(sample_limits, "free_room", lambda: Room(memory=0, descriptors=1000))
         with pytest.raises(MachineError, match=r"sample 2.*twice, with 0 B of memory"):
             index_source(spec, chain=chain)
-        patch.setattr(shortage, "free_room", lambda: Room(memory=2**30, descriptors=64))
+        patch.setattr(sample_limits, "free_room", lambda: Room(memory=2**30, descriptors=64))
         report = index_source(spec, chain=chain)
     assert [(row.line, row.reason) for row in report.bad] == [(2, "exhausts")]
 

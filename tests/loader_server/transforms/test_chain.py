@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from loader_server.sources.blame import told
+from loader_server.sources.blame import error_text
 from loader_server.transforms import chain as chain_module
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.generators import generator_for
@@ -210,7 +210,7 @@ def test_whatever_a_transform_raises_is_a_sample_error_where_batches_are_built(u
     thread = threading.Thread(target=building)
     thread.start()
     thread.join()
-    assert outcome == [("transform", told(error))]
+    assert outcome == [("transform", error_text(error))]
 
 
 def test_ctrl_c_in_the_middle_of_a_transform_ends_an_indexing(users):
@@ -326,7 +326,7 @@ def test_names_and_settings_that_are_not_known_are_refused_with_the_nearest(name
         ("not_a_function", r"got a int"),
         (
             "forgotten_length",
-            r'expected a length of the padded output "extra" of user_\d+:forgotten_length, got none declared',
+            r'user_\d+:forgotten_length: expected a length of the padded output "extra", got none declared',
         ),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loader_server.transforms.audio.logmel import LogMelSettings, LogMelTransform
-from loader_server.transforms.features.spec_augment import SpecAugmentSettings, SpecAugmentTransform
+from loader_server.transforms.spec_augment import SpecAugmentSettings, SpecAugmentTransform
 from shared.audio.conventions import NAMED
 from shared.errors import SettingsError
 from shared.quick_import import quick_import

@@ -133,7 +133,7 @@ def test_threads_that_want_one_group_decode_it_once() -> None:
 
 def test_a_group_that_never_fits_is_refused_with_the_setting_that_helps() -> None:
     with pytest.raises(
-        DataError, match=r"row groups of at most 100 bytes, as `cache` says, got one of \d+ bytes.*Raise"
+        DataError, match=r"row groups of at most 100 bytes, as `cache` allows, got a group of \d+ bytes.*Raise"
     ):
         Data([9]).groups(100).bring(0)
 

@@ -153,7 +153,7 @@ class OfSomeSpeakers(RecordedSource):
             lambda samples, raw: ([np.zeros(1, np.float32)] * len(samples), [8000] * len(samples))
         )
 
-    def said_of(self, sample: int) -> dict[str, Any]:
+    def values_beside_audio(self, sample: int) -> dict[str, Any]:
         return {"text": "a"} | ({"speaker": "b"} if sample % 2 else {})
 
 

@@ -175,7 +175,7 @@ def test_a_key_that_the_source_has_not_is_named(tmp_path, monkeypatch):
         '@transform({"sound": ("float32", None)}, lengths={"sound": lambda of: of["audio"]})\n'
         'def renamed(sample, rng):\n    sample["sound"] = sample["audio"]\n'
     )
-    with pytest.raises(SettingsError, match=r'expected a source whose samples have "sound".*got one with "audio"'):
+    with pytest.raises(SettingsError, match=r'expected a source whose samples have "sound".*got a source with "audio"'):
         opened(tmp_path, 'chunk = "1 s"\ntransforms = ["own_step:renamed"]', length="sound")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from loader_server.sources.files.local import named_twice
 from loader_server.sources.files.opening import Files
-from loader_server.sources.table import SOURCES, settings_of_sources
+from loader_server.sources.registry import SOURCES, settings_of_sources
 from shared.errors import DataError
 from tests.conformance.fixtures import FIXTURES
 from tests.support.sources import index_source

@@ -21,8 +21,8 @@ from tests.support.stores import StoreProxy, plain_server
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from loader_server.sources.registry import SourceSpec
     from loader_server.sources.source import Source
-    from loader_server.sources.table import SourceSpec
 
 REMOTE = (
     "lines",

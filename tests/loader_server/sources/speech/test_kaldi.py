@@ -12,7 +12,7 @@ import soundfile
 
 from loader_server.sources.speech import kaldi_features
 from loader_server.sources.speech.kaldi_ark import ark_header, ark_values
-from loader_server.sources.speech.kaldi_tables import KaldiTable
+from loader_server.sources.speech.kaldi_folder import KaldiTable
 from shared.errors import DataError, ReadError
 from tests.loader_server.sources.speech.kaldi_data import RATE, features, table, write_features, write_recordings
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
@@ -377,7 +377,7 @@ def test_each_archive_is_looked_at_once_before_a_job_is_served(tmp_path, monkeyp
     monkeypatch.setattr(kaldi_features, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
     source.look_for_changes(1000.0)
     assert sorted(looked) == [f"{tmp_path}/{name}/feats.ark" for name in "ab"]
-    source._archived.look_for_changes(1000.0)
+    source._recordings.look_for_changes(1000.0)
     assert len(looked) == 4, "it was written just now, so its status does not tell yet"
     (tmp_path / "b/feats.ark").write_bytes((tmp_path / "a/feats.ark").read_bytes()[:-4] + b"nine")
     with pytest.raises(ReadError, match=r"b/feats\.ark: expected the archive that was indexed"):

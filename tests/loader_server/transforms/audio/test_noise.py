@@ -7,7 +7,7 @@ import pytest
 import soundfile
 
 from loader_server.sources.files.file_facts import FilePlaces
-from loader_server.transforms.audio import recordings
+from loader_server.transforms.audio import drawn_recordings
 from loader_server.transforms.audio.noise import mixed, part_of
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.generators import generator_for
@@ -104,7 +104,7 @@ def test_silence_stays_as_it_is_and_nothing_stays_nothing():
 
 def test_what_is_kept_is_bounded_and_changes_no_byte(folder, monkeypatch):
     kept = [noised(chain(folder), number).tobytes() for number in range(20)]
-    monkeypatch.setattr(recordings, "_KEPT_BYTES", 1)
+    monkeypatch.setattr(drawn_recordings, "_KEPT_BYTES", 1)
     made = chain(folder, snr_db=[5.0, 20.0])
     made.steps[0].call._noises._kept.clear()
     made.steps[0].call._noises._kept_bytes = 0

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.batch_columns import selected
 from loader_server.sources.hdf5.outside import link_outside, refuse_link_outside, refuse_values_outside
 from shared.errors import DataError
-from shared.wire.layout import DTYPES, Field
+from shared.wire.layout import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import h5py
     from numpy.typing import NDArray
@@ -27,6 +28,7 @@ __all__ = ["Hdf5Column", "Hdf5Layout", "layout_of_file"]
 
 #: How many rows' lengths are in memory at once.
 _BLOCK = 2**16
+#: Names of RETURNN's datasets.
 _LENGTHS, _TAGS, _INPUTS, _TARGETS = "seqLengths", "seqTags", "inputs", "targets/data"
 
 
@@ -50,13 +52,6 @@ class Hdf5Column:
         """Return whether the column holds strings, which are for transforms."""
         return self.dtype == "text"
 
-    def field(self, *, padded: bool) -> Field:
-        """Return the field of a sample's value; `padded` makes the first axis of a row count as its length."""
-        if self.ragged:
-            return Field(key=self.key, dtype=self.dtype, shape=(None, *self.inner))
-        shape = (None, *self.inner[1:]) if padded and self.inner else self.inner
-        return Field(key=self.key, dtype=self.dtype, shape=shape)
-
 
 @dataclass(frozen=True, slots=True)
 class Hdf5Layout:
@@ -76,8 +71,7 @@ class Hdf5Layout:
         ragged = [column for column in self.columns if column.ragged and not column.nested]
         ends = np.zeros((1, len(ragged)), np.int64)
         for start in range(0, self.samples, rows):
-            stop = min(start + rows, self.samples)
-            ends = self._ends(file, ragged, (start, stop), ends[-1:])
+            ends = self._ends(file, ragged, (start, min(start + rows, self.samples)), ends[-1:])
             yield start, ends
 
     def _ends(
@@ -91,10 +85,9 @@ class Hdf5Layout:
         if not self.returnn:
             offsets = [file[_offsets_of(column.dataset)][start : stop + 1].astype(np.int64) for column in ragged]
             return np.stack(offsets, axis=1) if offsets else np.zeros((stop - start + 1, 0), np.int64)
-        lengths = file[_LENGTHS][start:stop].astype(np.int64)
         places = _places_of_lengths(file)
-        chosen = lengths[:, [places[column.dataset] for column in ragged]]
-        return np.concatenate([before, before + np.cumsum(chosen, axis=0)])
+        lengths = file[_LENGTHS][start:stop].astype(np.int64)[:, [places[column.dataset] for column in ragged]]
+        return np.concatenate([before, before + np.cumsum(lengths, axis=0)])
 
 
 def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Hdf5Layout:
@@ -105,33 +98,44 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
     """
     refuse_link_outside(file, _LENGTHS, where)
     returnn = _LENGTHS in file
-    found = _returnn(file, where) if returnn else _rows(file, group, wanted, where)
-    columns = {column.key: column for column in found}
-    for key in wanted:
-        if key not in columns:
-            raise _unusable(where, f'a dataset "{key}"', _told(columns), "Mend `keys` or `group`.")
-    chosen = tuple(columns[key] for key in wanted or columns)
+    listed = _returnn(file, where) if returnn else _rows(file, group, wanted, where)
+    columns = {column.key: column for column in listed}
+    chosen = selected(columns, wanted, "a dataset", where, "Mend `keys` or `group`.")
     if not chosen:
-        raise _unusable(where, "datasets of samples", _told(file), "Name the group that they are in by `group`.")
+        raise _unusable(where, "datasets of samples", _quoted(file), "Name the group that they are in by `group`.")
     for column in chosen:
-        if column.is_text and (column.ragged or column.inner):
-            raise _unusable(where, f'one string a sample as "{column.key}"', "several", "Leave it out by `keys`.")
-        if not column.is_text and column.dtype not in DTYPES:
-            expected = f'"{column.key}" of strings, or of a dtype of {", ".join(sorted(DTYPES))}'
-            raise _unusable(where, expected, column.dtype, "Convert it, or leave it out by `keys`.")
-    # The checks below come before any value is read: zeros that the library makes up for a missing file would pass as
-    # lengths.
+        _refuse_unusable(column, where)
     tags = _TAGS if returnn and _TAGS in file else ""
-    for column in chosen:
-        refuse_values_outside(file, column.dataset, where, may_be_virtual=True)
-    for path in _datasets_beside(chosen, tags, returnn=returnn):
-        refuse_values_outside(file, path, where)
-    if returnn:
-        _refuse_other_lengths(file, where)
-    samples = len(file[_LENGTHS]) if returnn else _common_samples(file, chosen, where)
-    layout = Hdf5Layout(chosen, samples, tags, returnn)
+    # Before any value is read: zeros that the library makes up for a missing file would pass as lengths.
+    _refuse_outside(file, chosen, _datasets_beside(chosen, tags, returnn=returnn), where)
+    samples = _samples_of_returnn(file, where) if returnn else _common_samples(file, chosen, where)
+    layout = Hdf5Layout(tuple(chosen), samples, tags, returnn)
     _refuse_misfit(file, layout, where)
     return layout
+
+
+def _refuse_outside(file: h5py.File, columns: Sequence[Hdf5Column], beside: Iterable[str], where: str) -> None:
+    """Raise a DataError if values of these columns, or of the datasets beside them, lie in other files.
+
+    Only the columns' own datasets may be virtual.
+    """
+    for column in columns:
+        refuse_values_outside(file, column.dataset, where, may_be_virtual=True)
+    for path in beside:
+        refuse_values_outside(file, path, where)
+
+
+def _refuse_unusable(column: Hdf5Column, where: str) -> None:
+    """Raise a DataError if a sample has several strings, or values of an unsupported dtype."""
+    if column.is_text and (column.ragged or column.inner):
+        raise _unusable(where, f'one string a sample as "{column.key}"', "several", "Leave it out by `keys`.")
+    if not column.is_text and column.dtype not in DTYPES:
+        raise _unusable(
+            where,
+            f'"{column.key}" of strings, or of a dtype of {", ".join(sorted(DTYPES))}',
+            column.dtype,
+            "Convert it, or leave it out by `keys`.",
+        )
 
 
 def _datasets_beside(columns: Sequence[Hdf5Column], tags: str, *, returnn: bool) -> Iterator[str]:
@@ -150,19 +154,19 @@ def _rows(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Ite
     """
     refuse_link_outside(file, group, where)
     if group not in file:
-        raise _unusable(where, f'a group "{group}"', _told(file), "Mend `group`.")
+        raise _unusable(where, f'a group "{group}"', _quoted(file), "Mend `group`.")
     if hasattr(file[group], "shape"):
         raise _unusable(where, f'a group "{group}"', "a dataset of that name", "Mend `group`.")
-    found = {}
+    members = {}
     for name in file[group]:
         if not link_outside(file, f"{group}/{name}"):
-            found[name] = file[group].get(name)
+            members[name] = file[group].get(name)
         # A link to another file is refused only if it may hold a key to be taken; others do no harm.
         elif not wanted or _keys_beside(name) & set(wanted):
             refuse_link_outside(file, f"{group}/{name}", where)
-    found = {name: one for name, one in found.items() if hasattr(one, "shape")}
-    offsets = {name: _offsets_of(name) for name in found if _offsets_of(name) in found}
-    for name, dataset in found.items():
+    datasets = {name: member for name, member in members.items() if hasattr(member, "shape")}
+    offsets = {name: _offsets_of(name) for name in datasets if _offsets_of(name) in datasets}
+    for name, dataset in datasets.items():
         if name in offsets:
             yield _column(name.removesuffix("_values"), dataset, ragged=True)
         elif dataset.ndim and name not in offsets.values():
@@ -175,8 +179,9 @@ def _offsets_of(values: str) -> str:
     Return an empty name unless the dataset is called `values`, or ends in `_values`.
     """
     stem, _, name = values.rpartition("/")
-    found = f"{name.removesuffix('values')}offsets" if name == "values" or name.endswith("_values") else ""
-    return f"{stem}/{found}" if stem and found else found
+    if name != "values" and not name.endswith("_values"):
+        return ""
+    return f"{stem}{'/' if stem else ''}{name.removesuffix('values')}offsets"
 
 
 def _keys_beside(name: str) -> set[str]:
@@ -186,17 +191,18 @@ def _keys_beside(name: str) -> set[str]:
 
 def _column(key: str, dataset: h5py.Dataset, *, ragged: bool) -> Hdf5Column:
     """Return the column that a dataset makes under this key."""
-    kind = dataset.dtype.metadata or {}
-    nested = kind.get("vlen")
-    text = nested in (str, bytes) or dataset.dtype.kind == "S"
-    inside = np.dtype(nested) if nested is not None and not text else dataset.dtype
+    # h5py describes a variable-length type by its metadata; strings are such types, too.
+    inside = (dataset.dtype.metadata or {}).get("vlen")
+    is_text = inside in (str, bytes) or dataset.dtype.kind == "S"
+    nested = inside is not None and not is_text
+    dtype = np.dtype(inside) if nested else dataset.dtype
     return Hdf5Column(
         key=key,
         dataset=dataset.name.lstrip("/"),
-        dtype="text" if text else inside.newbyteorder("=").name,
+        dtype="text" if is_text else dtype.newbyteorder("=").name,
         inner=tuple(dataset.shape[1:]),
-        ragged=ragged or (nested is not None and not text),
-        nested=nested is not None and not text,
+        ragged=ragged or nested,
+        nested=nested,
     )
 
 
@@ -226,19 +232,27 @@ def _common_samples(file: h5py.File, columns: Sequence[Hdf5Column], where: str) 
     first, *others = counts.items()
     for key, count in others:
         if count != first[1]:
-            expected = f'{first[1]} samples of "{key}", as of "{first[0]}"'
-            raise _unusable(where, expected, str(count), "Datasets of samples are equally long: choose by `keys`.")
+            raise _unusable(
+                where,
+                f'{first[1]} samples of "{key}", as of "{first[0]}"',
+                str(count),
+                "Datasets of samples are equally long: choose by `keys`.",
+            )
     return first[1]
 
 
 def _count(file: h5py.File, column: Hdf5Column, where: str) -> int:
     """Return how many samples a column has; raise a DataError if its offsets are unusable."""
+    # Rows of a variable-length type hold their own lengths.
     if not column.ragged or column.nested:
         return len(file[column.dataset])
     offsets = file[_offsets_of(column.dataset)]
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
-        expected = f'offsets of "{column.key}": whole numbers in one axis, one more than there are samples'
-        raise _unusable(where, expected, f"{offsets.dtype} {list(offsets.shape)}")
+        raise _unusable(
+            where,
+            f'offsets of "{column.key}": whole numbers in one axis, one more than there are samples',
+            f"{offsets.dtype} {list(offsets.shape)}",
+        )
     return len(offsets) - 1
 
 
@@ -247,11 +261,12 @@ def _refuse_misfit(file: h5py.File, layout: Hdf5Layout, where: str) -> None:
     ragged = [column for column in layout.columns if column.ragged and not column.nested]
     last = np.zeros(len(ragged), np.int64)
     for start, ends in layout.begins(file, _BLOCK):
+        # In blocks, because lengths of hundreds of millions of rows would not fit into memory.
         fall = np.argwhere(np.diff(ends, axis=0) < 0)
         if len(fall) or (not start and ends[:1].any()):
             row, place = fall[0].tolist() if len(fall) else (0, int(np.argmax(ends[0] != 0)))
             expected = f'lengths of "{ragged[place].key}" from 0 up, and offsets that begin with 0'
-            raise _unusable(where, expected, f"other ones in row {start + row}")
+            raise _unusable(where, expected, f"others in row {start + row}")
         last = ends[-1]
     for column, end in zip(ragged, last.tolist(), strict=True):
         if end != len(file[column.dataset]):
@@ -259,17 +274,21 @@ def _refuse_misfit(file: h5py.File, layout: Hdf5Layout, where: str) -> None:
             raise _unusable(where, expected, str(len(file[column.dataset])))
 
 
-def _refuse_other_lengths(file: h5py.File, where: str) -> None:
-    """Raise a DataError if RETURNN's lengths have another shape, or tags another number."""
+def _samples_of_returnn(file: h5py.File, where: str) -> int:
+    """Return the number of sequences; raise a DataError if lengths have another shape, or tags another number."""
     lengths, needed = file[_LENGTHS], len(_places_of_lengths(file))
     if lengths.ndim != 2 or lengths.dtype.kind not in "iu" or lengths.shape[1] < needed:
-        expected = f"{_LENGTHS} of whole numbers, with a column for each of {needed} datasets"
-        raise _unusable(where, expected, f"{lengths.dtype} {list(lengths.shape)}")
+        raise _unusable(
+            where,
+            f"{_LENGTHS} of whole numbers, with a column for each of {needed} datasets",
+            f"{lengths.dtype} {list(lengths.shape)}",
+        )
     if _TAGS in file and len(file[_TAGS]) != len(lengths):
         raise _unusable(where, f"{len(lengths)} names in {_TAGS}", str(len(file[_TAGS])))
+    return len(lengths)
 
 
-def _told(names: Any) -> str:
+def _quoted(names: Any) -> str:
     """Return names as messages show them."""
     return ", ".join(f'"{name}"' for name in names) or "nothing"
 

@@ -1,7 +1,8 @@
-"""How large a sample may be once decoded: said while indexing, and again before memory is taken for it."""
+"""What a sample may take: its size once decoded, compared while indexing and before memory is taken; a second look."""
 
 from __future__ import annotations
 
+import errno
 import io
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,22 +13,25 @@ import soundfile
 
 from loader_server.index.folder import open_index
 from loader_server.job_file import JobFile
-from loader_server.sources.audio.decoding import decoded_audio, decoded_stretch, header_of_bytes
+from loader_server.machine.room import Room
+from loader_server.sources import sample_limits
+from loader_server.sources.audio.audio_files import decoded_audio, decoded_stretch, header_of_bytes
 from loader_server.sources.audio.stretches import AudioStretch, Headers, Stretch
 from loader_server.sources.files.opening import Files
-from loader_server.sources.largest import LARGEST_SAMPLE, refuse_larger
 from loader_server.sources.records.member_formats import MemberForm
+from loader_server.sources.sample_limits import LARGEST_SAMPLE, look_twice, refuse_larger
 from loader_server.sources.source import BadRow, OfJob
 from loader_server.stream import open_source
-from shared.errors import DataError, SampleError
+from shared.errors import DataError, MachineError, ReadError, SampleError
 from tests.support.claims import MOST_FLAC_SAMPLES, flac_that_claims
 from tests.support.loaders import write_job
 from tests.support.sources import index_source, spec_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from loader_server.sources.table import SourceSpec
+    from loader_server.sources.registry import SourceSpec
 
 
 def flac(samples: int = 1000, channels: int = 1) -> bytes:
@@ -164,3 +168,72 @@ def test_the_job_file_says_it_and_recordings_that_are_cut_are_not_measured_whole
     cut, whole = (JobFile(file).recipes["train"].sources[0].of_job for file in (path, tmp_path / "other.toml"))
     assert (cut.largest_sample, cut.largest_indexed) == (3 * 2**20, 0)
     assert (whole.largest_sample, whole.largest_indexed) == (3 * 2**20, 3 * 2**20)
+
+
+LARGEST = 2**30
+ENOUGH = Room(memory=LARGEST, descriptors=64)
+
+
+def raising(*errors: BaseException | None) -> Callable[[], int]:
+    """Raise each in turn; None stands for an answer."""
+    left = list(errors)
+
+    def look() -> int:
+        error = left.pop(0)
+        if error is not None:
+            raise error
+        return 7
+
+    return look
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> list[Room]:
+    """What is free, whenever that is asked."""
+    free = [ENOUGH]
+    monkeypatch.setattr(sample_limits, "free_room", lambda: free[-1])
+    return free
+
+
+def look(*errors: BaseException | None) -> int:
+    return look_twice(raising(*errors), LARGEST, lambda: "a.wav (list.csv, line 3)")
+
+
+@pytest.mark.usefixtures("room")
+def test_what_runs_out_once_is_looked_at_again() -> None:
+    assert look(None) == 7
+    assert look(MemoryError(), None) == 7
+    assert look(OSError(errno.EMFILE, "Too many open files"), None) == 7
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("error", [ValueError("x"), OSError(errno.EIO, "I/O error"), KeyboardInterrupt()])
+def test_any_other_error_is_passed_on_at_once(error: BaseException) -> None:
+    with pytest.raises(type(error)) as first:
+        look(error)
+    assert first.value is error
+    with pytest.raises(type(error)) as second:
+        look(MemoryError(), error)
+    assert second.value is error
+
+
+@pytest.mark.fault(53)
+@pytest.mark.usefixtures("room")
+def test_with_enough_free_it_is_the_samples_own_fault() -> None:
+    read = ReadError(expected="a", got="b", where="c", remedy="d")
+    read.__cause__ = OSError(errno.ENFILE, "Too many open files in system")
+    with pytest.raises(SampleError, match=r"a.wav \(list.csv, line 3\): .*Too many open files in system, twice") as bad:
+        look(MemoryError(), read)
+    assert bad.value.reason == "exhausts"
+
+
+@pytest.mark.fault(53)
+@pytest.mark.parametrize(
+    "left", [Room(memory=LARGEST - 1, descriptors=64), Room(memory=LARGEST, descriptors=63)], ids=["memory", "files"]
+)
+def test_with_less_free_it_is_the_machines(room: list[Room], left: Room) -> None:
+    room.append(left)
+    with pytest.raises(
+        MachineError, match=r"got MemoryError: big, twice, with .* free, of which 1 GiB of memory and 64"
+    ):
+        look(MemoryError("big"), MemoryError("big"))

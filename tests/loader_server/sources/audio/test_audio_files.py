@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from loader_server.sources.audio.decoding import decoded_audio
+from loader_server.sources.audio.audio_files import decoded_audio
 from shared.errors import SampleError
 
 FORMATS = {

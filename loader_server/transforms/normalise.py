@@ -1,10 +1,11 @@
-"""`normalise`: subtracts the mean from features and divides by the deviation, for each band.
+"""`normalise`: mean and variance normalisation (CMVN) of features, band by band.
 
 Mean and deviation are each sample's own, or those of the data: a file that `loader-server index --statistics` makes
 from the output of the transforms before it.
 
 Rules: pure once it is made; statistics name the transforms they were made from, and are refused after any others. A
-band that never changes becomes 0.
+band that never changes becomes 0. Moments are gathered piece by piece: accurate for any number of pieces, in float64,
+and merged in one order the same to the last bit, in whichever processes the pieces were gathered.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loader_server.transforms import SettingsError, file, flag, setting, text, transform
-from loader_server.transforms.columns import OfColumns, listed
 from loader_server.transforms.declare import built_in
+from loader_server.transforms.on_columns import OfColumns, listed
 from shared.settings.values import FileName
 
 if TYPE_CHECKING:
     from loader_server.sources.batch_columns import Columns
-    from loader_server.transforms.features.moments import Moments
 
-__all__ = ["Normalise", "NormaliseSettings", "StatisticsFile", "statistics_text"]
+__all__ = ["Moments", "Normalise", "NormaliseSettings", "StatisticsFile", "statistics_text"]
 
 #: Smaller deviations are raised to this one, so that a constant band is not divided by 0.
 _LEAST_DEVIATION = 1e-5
@@ -100,19 +100,29 @@ class Normalise(OfColumns):
 
 def statistics_text(recipe: str, moments: Moments) -> str:
     """Return the content of a statistics file; numbers are written so that reading restores them exactly."""
-    numbers = {"mean": moments.mean.tolist(), "deviation": moments.deviation.tolist()}
-    return json.dumps({"made_of": recipe, "steps": moments.steps, **numbers}, indent=1) + "\n"
+    return (
+        json.dumps(
+            {
+                "made_of": recipe,
+                "steps": moments.steps,
+                "mean": moments.mean.tolist(),
+                "deviation": moments.deviation.tolist(),
+            },
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 def _read(path: str) -> tuple[str, _Numbers, _Numbers]:
     """Return recipe, mean and deviation from a statistics file; raise SettingsError if it is not one."""
     try:
         with open(path, encoding="utf-8") as opened:  # noqa: PTH123 - it is a name, as settings have it
-            said = json.load(opened)
-        mean, deviation = (np.array(said[name], np.float64) for name in ("mean", "deviation"))
+            statistics = json.load(opened)
+        mean, deviation = (np.array(statistics[name], np.float64) for name in ("mean", "deviation"))
         if mean.shape != deviation.shape or not np.isfinite([mean, deviation]).all():
             raise ValueError(f"mean {mean.shape} and deviation {deviation.shape} that do not fit, or are no numbers")
-        return str(said["made_of"]), mean, deviation
+        return str(statistics["made_of"]), mean, deviation
     except (ValueError, KeyError, TypeError) as error:
         raise SettingsError(
             expected="statistics as loader-server index --statistics writes them",
@@ -120,3 +130,36 @@ def _read(path: str) -> tuple[str, _Numbers, _Numbers]:
             where=f"statistics, {path}",
             remedy=StatisticsFile.remedy,
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The moments of a number of steps: for each band the mean, and the sum of squared deviations from it."""
+
+    steps: int
+    mean: _Numbers
+    squares: _Numbers
+
+    @staticmethod
+    def of(values: NDArray[np.generic]) -> Moments:
+        """Return the moments of values `[steps, ...]`, with at least one step."""
+        wide = values.astype(np.float64)
+        mean: _Numbers = np.asarray(wide.mean(axis=0))
+        squares: Any = np.square(wide - mean).sum(axis=0)
+        return Moments(len(wide), mean, np.asarray(squares))
+
+    def merged(self, other: Moments) -> Moments:
+        """Return the moments of both, by the formula of Chan, Golub and LeVeque, accurate even if means are large."""
+        steps = self.steps + other.steps
+        # Sums of squares minus the squared mean would cancel if the mean is large; differences of means do not.
+        apart = other.mean - self.mean
+        return Moments(
+            steps,
+            self.mean + apart * (other.steps / steps),
+            self.squares + other.squares + apart**2 * (self.steps * other.steps / steps),
+        )
+
+    @property
+    def deviation(self) -> _Numbers:
+        """Standard deviation of all steps."""
+        return np.sqrt(self.squares / self.steps)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader_server.sources.batch_columns import Ragged, ragged
-from loader_server.transforms.columns import ColumnsOfBatch, column_of
+from loader_server.transforms.on_columns import ColumnsOfBatch, column_of
 from shared.wire.layout import Field
 
 INT32 = np.dtype(np.int32)

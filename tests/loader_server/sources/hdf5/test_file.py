@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loader_server.sources.hdf5.chunked_values import ChunkedValues
+from loader_server.sources.hdf5.file import ChunkedValues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,7 +35,7 @@ SOURCES: dict[str, str] = {
     "lines": "loader_server.sources.text_files.line_source:LinesSource",
     "parallel": "loader_server.sources.text_files.parallel:ParallelSource",
     "jsonl": "loader_server.sources.text_files.jsonl:JsonLinesSource",
-    "parquet": "loader_server.sources.arrays.parquet:ParquetSource",
+    "parquet": "loader_server.sources.arrays.arrow:ParquetSource",
     "arrow": "loader_server.sources.arrays.arrow:ArrowSource",
     "numpy": "loader_server.sources.arrays.numpy_arrays:NumpySource",
     "tfds": "loader_server.sources.records.tfds:TfdsSource",
@@ -80,6 +80,7 @@ class SourceSpec:
     def make(self) -> Source:
         """Return an instance; nothing is opened yet."""
         made = self.kind(self.settings, self.base)
+        # Set and not passed: a user's own source has the constructor of its base class, with settings and folder.
         made.of_job = self.of_job
         made.files.state = self.of_job.state
         if self.cache is not None:
@@ -95,10 +96,10 @@ def dotted_name(name: str, where: str) -> str:
     if name in others:
         return others[name]
     if ":" in name.strip(":"):
-        found = import_named(name, "a class", f"{where}, source")
-        return name if isinstance(found, type) and issubclass(found, Source) else _MAP_STYLE
+        own = import_named(name, "a class", f"{where}, source")
+        return name if isinstance(own, type) and issubclass(own, Source) else _MAP_STYLE
     known = {**others, **SOURCES}
-    names = " or ".join(f'"{one}"' for one in (*known, _OWN_CLASS))
+    names = " or ".join(f'"{known_name}"' for known_name in (*known, _OWN_CLASS))
     raise SettingsError(
         expected=f"source = {names}{nearest(name, known)}",
         got=f'"{name}"',
@@ -109,24 +110,25 @@ def dotted_name(name: str, where: str) -> str:
 
 def source_class(name: str, where: str) -> type[Source]:
     """Return the class of a source by its name in the job file; raise a SettingsError if it lacks a method."""
-    found = _class_at(dotted_name(name, where))
-    missing = [name for name in _OF_EACH if getattr(found, name, None) is getattr(Source, name, None)]
+    source = _class_at(dotted_name(name, where))
+    # Looked at when the job file is read: a class without a method would fail in the middle of indexing.
+    missing = [name for name in _OF_EACH if getattr(source, name, None) is getattr(Source, name, None)]
     if missing:
         raise SettingsError(
             expected=f"a source with its own {', '.join(_OF_EACH)}",
-            got=f"{found.__name__} without {', '.join(missing)}",
+            got=f"{source.__name__} without {', '.join(missing)}",
             where=f'{where}, source = "{name}"',
             remedy="Write what is missing: docs/sources.md shows a whole source.",
         )
     # `gathers` may be a property or a plain value, so it is compared without making an instance.
-    if found.gathers not in (Source.gathers, False) and found.gather is Source.gather:
+    if source.gathers not in (Source.gathers, False) and source.gather is Source.gather:
         raise SettingsError(
-            expected="a source that writes whole batches where it says so (gathers)",
-            got=f"{found.__name__} without gather",
+            expected="a source that writes whole batches, as its gathers promises",
+            got=f"{source.__name__} without gather",
             where=f'{where}, source = "{name}"',
             remedy="Write gather(samples, out), or leave gathers out: then samples are read and decoded one by one.",
         )
-    return found
+    return source
 
 
 def settings_of_sources() -> dict[str, type[Any]]:
@@ -136,5 +138,5 @@ def settings_of_sources() -> dict[str, type[Any]]:
 
 def _class_at(dotted: str) -> type[Source]:
     module, _, name = dotted.partition(":")
-    found: type[Source] = getattr(importlib.import_module(module), name)
-    return found
+    kind: type[Source] = getattr(importlib.import_module(module), name)
+    return kind

@@ -12,7 +12,7 @@ from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.sources import Source, synthetic
 from loader_server.sources.map_style import MapStyleSource
-from loader_server.sources.table import SOURCES, SourceSpec, dotted_name, source_class
+from loader_server.sources.registry import SOURCES, SourceSpec, dotted_name, source_class
 from loader_server.stream import Stream
 from shared.errors import SettingsError
 from shared.settings.values import setting, whole

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.arrays.gathering import write_padded
-from loader_server.sources.batch_columns import Ragged
+from loader_server.sources.batch_columns import Ragged, write_padded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,15 +79,16 @@ class ColumnsOfBatch:
                 out[key][:] = column
                 continue
             lengths = _lengths(column)
+            # The builder falls back to sample by sample then, which finds and names the one that is too long.
             if len(lengths) != len(samples) or lengths.max(initial=0) > out[key].shape[1]:
                 raise ValueError(f'"{key}": {len(lengths)} samples, at most {lengths.max(initial=0)} steps')
             out[f"{key}_length"][:] = lengths
             if isinstance(column, Ragged):
                 write_padded(column.values, np.cumsum(lengths) - lengths, lengths, out[key])
-                continue
-            for row, value in zip(out[key], column, strict=True):
-                row[: len(value)] = value
-                row[len(value) :] = 0
+            else:
+                for row, value in zip(out[key], column, strict=True):
+                    row[: len(value)] = value
+                    row[len(value) :] = 0
 
 
 def _lengths(column: Ragged | list[Any]) -> NDArray[np.int64]:

@@ -31,8 +31,8 @@ _KEPT_BYTES = 64 * 2**20
 class DrawnRecordings:
     """Recordings of a source, to be drawn at random."""
 
-    def __init__(self, said: SideSource, where: str) -> None:
-        self._said = said
+    def __init__(self, recordings: SideSource, where: str) -> None:
+        self._recordings = recordings
         self._where = where
         self._kept: OrderedDict[tuple[int, int], NDArray[np.float32]] = OrderedDict()
         self._kept_bytes = 0
@@ -40,7 +40,7 @@ class DrawnRecordings:
     @cached_property
     def _source(self) -> Source:
         """The source, opened with the first recording; SettingsError if its samples have no audio."""
-        source = self._said.open(self._where)
+        source = self._recordings.open(self._where)
         if all(field.key != "audio" for field in source.fields):
             raise SettingsError(
                 expected="a source of recordings",

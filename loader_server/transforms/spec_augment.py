@@ -39,27 +39,24 @@ class SpecAugmentTransform:
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Mask as many stripes as the settings ask for, in a copy; raise SettingsError unless there are two axes."""
-        said = self._settings
-        features: NDArray[np.float32] = sample[said.key].copy()
+        settings = self._settings
+        # A copy, because a source may keep its arrays for the next epoch.
+        features: NDArray[np.float32] = sample[settings.key].copy()
         if features.ndim != 2:
-            raise _no_features(said.key, features.ndim)
+            raise SettingsError(
+                expected=f'"{settings.key}" as features, [steps, bands]',
+                got=f"an array of {features.ndim} axes" if features.ndim != 1 else "an array of one axis",
+                where="transform spec_augment",
+                remedy="Write it behind the transform that makes the features, such as logmel, or name another `key`.",
+            )
         steps, bands = features.shape
-        fill = features.mean() if said.fill == "mean" and features.size else 0
-        most = min(said.time_width, int(said.time_share * steps))
-        for stripe in _stripes(rng, said.time_stripes, most, steps):
+        fill = features.mean() if settings.fill == "mean" and features.size else 0
+        most = min(settings.time_width, int(settings.time_share * steps))
+        for stripe in _stripes(rng, settings.time_stripes, most, steps):
             features[stripe] = fill
-        for stripe in _stripes(rng, said.band_stripes, min(said.band_width, bands), bands):
+        for stripe in _stripes(rng, settings.band_stripes, min(settings.band_width, bands), bands):
             features[:, stripe] = fill
-        sample[said.key] = features
-
-
-def _no_features(key: str, axes: int) -> SettingsError:
-    return SettingsError(
-        expected=f'"{key}" as features, [steps, bands]',
-        got=f"an array of {axes} axes" if axes != 1 else "an array of one axis",
-        where="transform spec_augment",
-        remedy="Write it behind the transform that makes the features, such as logmel, or name another `key`.",
-    )
+        sample[settings.key] = features
 
 
 def _stripes(rng: np.random.Generator, stripes: int, most: int, size: int) -> Iterator[slice]:

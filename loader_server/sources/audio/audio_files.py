@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.installed import version_of
-from loader_server.sources.audio.containers import audio_extent, is_ogg_cut
-from loader_server.sources.audio.plain_wav import HEADER_BYTES, plain_header, plain_wav
+from loader_server.sources.audio.containers import HEADER_BYTES, audio_extent, is_ogg_cut, plain_header, plain_wav
 from loader_server.sources.files.same_files import digest_of_handle, number_of_digest
-from loader_server.sources.largest import LARGEST_SAMPLE, refuse_larger
+from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
 from shared.errors import SampleError
 from shared.extras import library
 
@@ -82,7 +81,7 @@ def decoded_audio(
 
     That is `channel`, or the average of all. Raise a SampleError if the bytes are no audio or are recognizably cut
     short (see containers), or if they would decode to more than `largest` bytes (0: no limit). Plain WAV files (see
-    plain_wav) are decoded without comparing `largest`.
+    containers) are decoded without comparing `largest`: their header cannot claim more than the file holds.
     """
     plain = plain_wav(raw)
     if plain is not None:
@@ -98,7 +97,7 @@ def decoded_audio(
             audio, rate = _all_of(sound), sound.samplerate
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
-    return _one_channel(audio, channel), int(rate)
+    return _mono(audio, channel), int(rate)
 
 
 def audio_bytes(frames: int, channels: int) -> int:
@@ -128,7 +127,7 @@ class _FlacReadThrough(soundfile.SoundFile):  # type: ignore[misc, name-defined]
         return False
 
 
-def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and what is said of it
+def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and which channel of it, and its limit
     handle: int, start: int, frames: int, where: str, channel: int = AVERAGED, largest: int = LARGEST_SAMPLE
 ) -> NDArray[np.float32]:
     """Return up to `frames` frames of an open file from frame `start` on, as one channel.
@@ -145,10 +144,10 @@ def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and what is said of 
             audio = sound.read(frames, dtype="float32", always_2d=True)
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
-    return _one_channel(audio, channel)
+    return _mono(audio, channel)
 
 
-def _one_channel(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32]:
+def _mono(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32]:
     """Return the chosen channel, or the average of all; a single channel is returned as it is."""
     if audio.shape[1] == 1:
         return audio[:, 0]
@@ -168,11 +167,11 @@ def header_of(path: str, seen: SeenFiles) -> AudioHeader:
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: opening a pipe must not wait
     try:
         status = os.fstat(handle)
-        frames, rate, channels = _frames(handle, status, path)
+        sound = _frames(handle, status, path)
         # The status was taken before the bytes are read: a write in between gives the file another status, so `seen`
         # never pairs the new status with the digest of old bytes.
         content = number_of_digest(digest_of_handle(handle, status, seen))
-        return AudioHeader(status.st_size, status.st_mtime_ns, frames, rate, channels, content)
+        return AudioHeader(status.st_size, status.st_mtime_ns, *sound, content)
     finally:
         os.close(handle)
 
@@ -190,7 +189,9 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
         return AudioHeader(facts.bytes, facts.version, *plain, 1)
     # Fetched to disk first: libsndfile would take a failing store for the end of the file.
     with files.local(url, facts) as path, path.open("rb") as file:
-        return AudioHeader(facts.bytes, facts.version, *_header_of_handle(file.fileno(), facts.bytes, url))
+        return AudioHeader(
+            facts.bytes, facts.version, *_header(file.fileno(), _of_handle(file.fileno()), facts.bytes, url)
+        )
 
 
 def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, int]:
@@ -199,9 +200,7 @@ def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, i
         raise _unusable("not_a_file", "a file", "something else", path)
     if status.st_size == 0:
         raise _unusable("empty_file", "audio", "an empty file", path)
-    if plain := plain_header(os.pread(handle, HEADER_BYTES, 0), status.st_size):
-        return *plain, 1
-    return _header_of_handle(handle, status.st_size, path)
+    return _header(handle, _of_handle(handle), status.st_size, path)
 
 
 def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
@@ -209,15 +208,15 @@ def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
 
     Raise a SampleError if they are no audio, recognizably cut short, or a recording without samples.
     """
-    if plain := plain_header(raw, len(raw)):
+    return _header(io.BytesIO(raw), _of_bytes(raw), len(raw), where)
+
+
+def _header(file: int | io.BytesIO, read: Callable[[int, int], bytes], size: int, where: str) -> tuple[int, int, int]:
+    """Return frames, rate and channels of a file that `read` reads; raise a SampleError as `header_of_bytes` does."""
+    if plain := plain_header(read(0, min(HEADER_BYTES, size)), size):
         return *plain, 1
-    mended = _whole_audio(_of_bytes(raw), len(raw), where)
-    return _header_by_libsndfile(mended or io.BytesIO(raw), where)
-
-
-def _header_of_handle(handle: int, size: int, where: str) -> tuple[int, int, int]:
-    """Return frames, rate and channels of an open file; raise a SampleError as `header_of_bytes` does."""
-    return _header_by_libsndfile(_whole_audio(_of_handle(handle), size, where) or handle, where)
+    # libsndfile opens the file itself, or the copy whose header was mended.
+    return _header_by_libsndfile(_whole_audio(read, size, where) or file, where)
 
 
 def _of_bytes(raw: bytes) -> Callable[[int, int], bytes]:
@@ -251,8 +250,13 @@ def _whole_audio(read: Callable[[int, int], bytes], size: int, where: str) -> io
 
 def _cut_short(expected: str, got: str, where: str) -> SampleError:
     """Return the SampleError for a file that lost its end."""
-    remedy = "It was cut short: mend or remove the file, then run loader-server index."
-    return SampleError(reason="truncated", expected=expected, got=got, where=where, remedy=remedy)
+    return SampleError(
+        reason="truncated",
+        expected=expected,
+        got=got,
+        where=where,
+        remedy="It was cut short: mend or remove the file, then run loader-server index.",
+    )
 
 
 def _header_by_libsndfile(file: int | io.BytesIO, where: str) -> tuple[int, int, int]:
@@ -271,11 +275,10 @@ def _undecodable(where: str, error: Exception) -> SampleError:
     """Return the SampleError for bytes that libsndfile cannot read."""
     # str(error) begins with what was opened, here a descriptor or a memory address; the reason alone is the same in
     # every run.
-    got = getattr(error, "error_string", str(error))
     return SampleError(
         reason="undecodable",
         expected="WAV, FLAC, OGG or MP3",
-        got=got,
+        got=getattr(error, "error_string", str(error)),
         where=where,
         remedy="Mend or remove the file, then run loader-server index.",
     )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader_server.transforms.chain import Chain
-from loader_server.transforms.features.spec_augment import SpecAugmentSettings, SpecAugmentTransform
+from loader_server.transforms.spec_augment import SpecAugmentSettings, SpecAugmentTransform
 from shared.errors import SettingsError
 from shared.settings.tables import read_table
 from shared.wire.layout import Field

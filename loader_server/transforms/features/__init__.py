@@ -1,1 +1,0 @@
-"""Transforms of features, one module each, and the statistics that one of them uses."""
