@@ -31,7 +31,7 @@ from loader_server.arguments import (
     tells_its_error,
 )
 from loader_server.machine.oom_score import WORKER_OFFER, offer_once
-from shared.command import add_common_arguments, allow_many_files, run_command
+from shared.commands import add_common_arguments, allow_many_files, run_command
 from shared.quick_import import quick_import
 from shared.system.limits import refuse_small_limits
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from shared.hashing import fingerprint
 from shared.logs import Log
-from shared.system.closed_places import why_closed
-from shared.system.own_files import draft_of
+from shared.system.own_files import draft_of, why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

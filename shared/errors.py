@@ -20,8 +20,6 @@ material. A message may quote any part of a user's file, so each of its four par
 
 from __future__ import annotations
 
-from shared.shortened import shortened
-
 __all__ = [
     "ClosedError",
     "DataError",
@@ -36,12 +34,17 @@ __all__ = [
     "SettingsError",
     "StokerError",
     "WorldChangedError",
+    "shortened",
 ]
-
 
 #: Longest parts of a message, in characters; `got` may be longer where it is the traceback of a user's code.
 _MOST = {"expected": 400, "got": 375, "where": 500, "remedy": 1000}
 _MOST_OF_LINES = 4000
+
+
+def shortened(text: str, most: int) -> str:
+    """Return at most `most` characters of a text; a longer text loses its middle, because both ends are informative."""
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[3 - (most - most // 2) :]}"
 
 
 class StokerError(Exception):
@@ -62,7 +65,7 @@ class StokerError(Exception):
         one of the streams "train", "dev", ...
     """
 
-    #: Exit code of a command that this error ends; `shared.command` lists all codes.
+    #: Exit code of a command that this error ends; `shared.commands` lists all codes.
     exit_code = 1
 
     def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:

@@ -15,7 +15,7 @@ import zmq
 from zmq.utils import z85
 
 from shared.keys import ALLOWED, AllowedKeys
-from shared.wire.permissions import refusal
+from shared.wire.refusing import refusal_of_role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -87,7 +87,7 @@ class Guard:
         if allowed & held:
             return None
         self.wrong_roles += 1
-        return refusal(message, allowed, held)
+        return refusal_of_role(message, allowed, held)
 
     def _answer_to(self, request: list[bytes]) -> list[bytes]:
         """Return the answer to libzmq's request, in the guard's thread; it makes the key the connection's User-Id.

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.huge_pages import HUGE_PAGE, collapse, keep_from_children, map_anonymous, map_file
-from shared.wire.parts import SharedSlots
+from shared.wire.message_parts import SharedSlots
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.command import add_common_arguments, run_command
+from shared.commands import add_common_arguments, run_command
 from trainer_client.arguments import (
     add_job,
     add_model,
     at_least,
     command_named,
     endpoint,
+    find_load_test_problem,
+    find_repeated,
+    find_unheeded,
     positive,
     rate,
     refuse_usage,
@@ -22,7 +26,6 @@ from trainer_client.arguments import (
 )
 from trainer_client.training.command import add_train
 from trainer_client.training.runs.model_module import model_module
-from trainer_client.usage import find_load_test_problem, find_repeated, find_unheeded
 from trainer_client.verifying.command import add_verify
 
 if TYPE_CHECKING:
@@ -198,6 +201,9 @@ def _add_load_test(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 #: Default of --step-ms: the time of a simulated step.
 _STEP_MS = 120.0
 
+#: With more threads than this, threads of one Python process wait for each other more than for batches.
+_TRAINERS_A_PROCESS = 100
+
 
 def _add_load(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("load")
@@ -249,31 +255,34 @@ def _add_outcome(command: argparse.ArgumentParser) -> None:
 
 def _load_test(options: argparse.Namespace) -> int:
     refuse_usage(options, find_load_test_problem(options))
-    from trainer_client.load_test.command import Asked, load_test
+    from trainer_client.load_test.command import LoadTestOrder, load_test
     from trainer_client.load_test.report.figures import LoadLimits
+    from trainer_client.load_test.thin_trainer import ThinRun
 
-    limits = LoadLimits(
-        max_wait_p99_ms=options.max_wait_p99_ms,
-        min_utilisation=options.min_utilisation,
-        min_batches_per_s=options.min_batches_per_s,
-    )
+    step_ms = options.step_ms or _STEP_MS
     return load_test(
-        Asked(
+        LoadTestOrder(
             mode=options.mode,
-            trainers=options.trainers,
-            step_ms=options.step_ms or _STEP_MS,
-            seconds=options.seconds,
+            run=ThinRun(
+                endpoint=options.feed or "",
+                stream=options.stream or "train",
+                world=options.trainers,
+                step_s=step_ms / 1000 if options.mode == "train" else 0.0,
+                seconds=options.seconds,
+                prefetch=options.prefetch,
+                shared_memory=not options.tcp,
+                keys=options.keys,
+                connect_timeout_s=options.timeout_seconds,
+            ),
             repeats=options.repeats,
-            processes=options.processes or 0,
-            prefetch=options.prefetch,
-            tcp=options.tcp,
-            feed=options.feed or "",
-            stream=options.stream or "train",
-            keys=options.keys,
-            connect_timeout_s=options.timeout_seconds,
-            workers=options.workers or 0,
+            processes=options.processes or -(-options.trainers // _TRAINERS_A_PROCESS),
+            workers=options.workers or os.cpu_count() or 1,
             seed=options.seed or 0,
-            limits=limits,
+            limits=LoadLimits(
+                max_wait_p99_ms=options.max_wait_p99_ms,
+                min_utilisation=options.min_utilisation,
+                min_batches_per_s=options.min_batches_per_s,
+            ),
             report=options.report,
             compare=options.compare,
             as_json=options.json,

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import trainer_client
-from shared.command import describe_exit_codes, run_command
+from shared.commands import describe_exit_codes, run_command
 from shared.quick_import import quick_import
 
 with quick_import():

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
-    from shared.wire.layout import BucketShape
+    from shared.wire.batch_layout import BucketShape
     from trainer_client.batch import Batch
     from trainer_client.session.feed_session import FeedSession
     from trainer_client.tf.element_structure import Keys

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from shared.cluster_role import FLAGS, Role, role_of, says_a_place
 from shared.errors import SettingsError
 from shared.logs import Log
-from shared.roles import FLAGS, Role, role_of, says_a_place
 from trainer_client.core.upcoming import Ranks
 
 if TYPE_CHECKING:

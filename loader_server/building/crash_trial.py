@@ -37,7 +37,7 @@ from loader_server.machine.processes import end_with_parent, how_it_ended
 from loader_server.machine.room import Room
 from loader_server.sources.blame import find_exhaustion, told
 from loader_server.stream import Stream
-from shared.command import allow_many_files
+from shared.commands import allow_many_files
 from shared.errors import MachineError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.planning import PlannedBatch
-    from shared.wire.layout import BucketShape, Layout
+    from shared.wire.batch_layout import BucketShape, Layout
 
 __all__ = ["Prepared", "UnreadError", "unwatched"]
 

@@ -19,7 +19,7 @@ from loader_server.commands.progress import progress_bar
 from loader_server.fleet.bundle import bundle_nbytes
 from loader_server.stream import Stream
 from shared.errors import SettingsError
-from shared.settings.values import nearest
+from shared.settings.parsers import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ from loader_server.machine.oom_score import WORKER_OFFER, offer_once
 from loader_server.machine.processes import end_with_parent, keep_ports_from_children, say_more
 from loader_server.named_objects import MissingModuleError
 from loader_server.worker.service import Worker, WorkerSettings
-from shared.command import allow_many_files
+from shared.commands import allow_many_files
 from shared.endpoints import at_any_port, check_endpoint, port_of
 from shared.errors import DataError, SettingsError, StokerError
 from shared.keys import ClientKeys, ServerKeys
@@ -34,11 +34,11 @@ from shared.metrics.listening import listening_of
 from shared.metrics.probes import Probes
 from shared.metrics.server import MetricsServer
 from shared.sockets import connect_dealer
-from shared.system.closed_places import why_closed
 from shared.system.endpoint_file import FollowedEndpoint
+from shared.system.own_files import why_closed
 from shared.wire.codec import encode
+from shared.wire.message_parts import clipped
 from shared.wire.messages import Failing
-from shared.wire.parts import clipped
 
 if TYPE_CHECKING:
     import argparse

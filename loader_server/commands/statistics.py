@@ -26,8 +26,7 @@ from loader_server.transforms.features.moments import Moments
 from loader_server.transforms.features.normalise import NormaliseSettings, statistics_text
 from shared.errors import DataError, SampleError, SettingsError
 from shared.settings.tables import read_table
-from shared.system.closed_places import refuse_closed
-from shared.system.own_files import replacing
+from shared.system.own_files import refuse_closed, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -57,7 +57,7 @@ from loader_server.leases.facts import (
 from shared.errors import DataError
 from shared.hashing import digest64
 from shared.logs import Log
-from shared.system.closed_places import CLOSED_REMEDY, why_closed
+from shared.system.own_files import CLOSED_REMEDY, why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -61,12 +61,12 @@ from loader_server.coordinator.workers import Workers
 from loader_server.leases.facts import BookAdvanced, LeaseFact
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.lease_work import VERIFY
+from shared.wire.topics.lease_messages import VERIFY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shared.wire.parts import Cursor
+    from shared.wire.message_parts import Cursor
 
 __all__ = ["CoordinatorState"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from loader_server.feature_cache.store import SampleStore
 from loader_server.feature_cache.values import as_bytes, from_bytes
 from shared.logs import Log
-from shared.system.closed_places import CLOSED
+from shared.system.own_files import CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,8 +24,7 @@ import xxhash
 
 from shared.errors import MachineError
 from shared.logs import Log
-from shared.system.closed_places import CLOSED
-from shared.system.own_files import open_own, refuse_linked_folder
+from shared.system.own_files import CLOSED, open_own, refuse_linked_folder
 from shared.system.system_errors import OUT_OF_ROOM
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from loader_server.fleet.host_folder import lock
 from shared.errors import DataError
 from shared.logs import Log
 from shared.system.own_files import open_own
-from shared.wire.parts import BUNDLE_PIECE_BYTES
+from shared.wire.message_parts import BUNDLE_PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

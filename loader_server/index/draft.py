@@ -34,7 +34,7 @@ from loader_server.index.folder import meta_json, read_meta
 from loader_server.index.probe import refuse_other_fields
 from shared.errors import DataError, StokerError
 from shared.system.own_files import open_own
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -23,7 +23,7 @@ from loader_server.sources.largest import OVER_LARGEST, said_of_larger
 from loader_server.sources.shortage import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed
 from shared.errors import DataError, SampleError, StokerError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

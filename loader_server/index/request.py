@@ -14,7 +14,7 @@ from loader_server.index.bad_rows import BAD_ROWS, first_bad_rows
 from loader_server.sources.largest import LARGEST_SAMPLE
 from shared.bad_limit import NO_LIMIT, BadLimit
 from shared.errors import DataError
-from shared.settings.values import settings_that_count
+from shared.settings.parsers import settings_that_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

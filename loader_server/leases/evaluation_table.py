@@ -15,7 +15,7 @@ import numpy as np
 
 from loader_server.leases.facts import NumberDone, StatesForgotten, StatesSummed, TableForgotten
 from loader_server.leases.table import LeaseTable
-from shared.wire.parts import PIECE_BYTES, DoneSet, EpochDone, MetricSums
+from shared.wire.message_parts import PIECE_BYTES, DoneSet, EpochDone, MetricSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from loader_server.leases.lease_book import LeaseBook
     from loader_server.leases.lease_trainer import LeaseTrainer
     from loader_server.leases.table import LeaseSettings
+    from shared.wire.message_parts import Lease, MetricStates
     from shared.wire.messages import Leases, Outcomes
-    from shared.wire.parts import Lease, MetricStates
 
 __all__ = ["EvaluationTable"]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loader_server.leases.facts import BookAdvanced
-from shared.wire.parts import BookMark
+from shared.wire.message_parts import BookMark
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from loader_server.planning.plan import Plan
 from shared.hashing import fingerprint
 
 if TYPE_CHECKING:
-    from shared.wire.layout import BucketShape
+    from shared.wire.batch_layout import BucketShape
 
 __all__ = ["OrdinalEpoch", "OrdinalPlan"]
 

@@ -23,7 +23,7 @@ from loader_server.sources.files.patience import read_patiently
 from loader_server.sources.files.presence import IndexedFiles
 from loader_server.sources.largest import LARGEST_SAMPLE
 from loader_server.sources.remote.urls import is_url
-from shared.shortened import shortened
+from shared.errors import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from loader_server.sources.batch_columns import Columns
     from loader_server.sources.pipeline.base_samples import BaseSamples
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = [
     "SEGMENT_SAMPLES",
@@ -169,7 +169,7 @@ class Source:
     `name` if samples have names; and it overrides any other method that it can do better.
     """
 
-    #: Its settings: a frozen dataclass whose fields are declared with `shared.settings.values.setting`.
+    #: Its settings: a frozen dataclass whose fields are declared with `shared.settings.parsers.setting`.
     Settings: ClassVar[type[Any]]
     #: Rows that a process probes at a time: some tens of milliseconds of work.
     piece_rows: ClassVar[int] = 256

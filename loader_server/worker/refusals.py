@@ -12,14 +12,14 @@ from loader_server.building.exhaustion import ExhaustedError
 from loader_server.sources.blame import told
 from loader_server.wants.tickets import Verdict
 from shared.errors import MachineError, StokerError
-from shared.wire.refusals import refused, unbuilt
+from shared.wire.refusing import refused, unbuilt
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from loader_server.wants.session import Session
     from shared.wire import messages as m
-    from shared.wire.parts import Ticket
+    from shared.wire.message_parts import Ticket
 
 __all__ = ["another_trainer", "draining", "failed", "objection_to_hello", "objection_to_want"]
 

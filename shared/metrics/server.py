@@ -29,7 +29,7 @@ from typing_extensions import Self
 
 from shared.errors import SettingsError
 from shared.logs import Log
-from shared.metrics.connections import BoundedConnections
+from shared.metrics.bounded_connections import BoundedConnections
 from shared.metrics.listening import Listening, bracketed
 from shared.metrics.names import WAIT_BOUNDS_S
 from shared.metrics.scrape_targets import TargetFile

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["PipelineContext", "build_pipeline", "default_pipeline", "samples_dataset", "unfit", "with_plain_keys"]
 

@@ -12,7 +12,7 @@ import msgpack
 from shared.errors import DataError
 from shared.hashing import fingerprint
 from shared.pipelines.element_values import ElementValue
-from shared.wire.layout import DTYPES
+from shared.wire.batch_layout import DTYPES
 
 __all__ = ["MOST_BYTES", "SentGraph", "digest_of_graph"]
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.bad_limit import BadLimit
 from shared.errors import SettingsError
-from shared.settings.tables import read_table
-from shared.settings.values import (
+from shared.settings.parsers import (
     BadValue,
     Table,
     bad_limit,
@@ -30,6 +29,7 @@ from shared.settings.values import (
     timeout_s,
     whole,
 )
+from shared.settings.tables import read_table
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.wire.layout import DTYPES
+from shared.wire.batch_layout import DTYPES
 
 __all__ = [
     "Blob",

@@ -15,8 +15,8 @@ import msgpack
 
 from shared.errors import ProtocolError, SettingsError
 from shared.wire.bounds import Check, FixedList, Integer, Many, Maybe, OutOfBounds, Record
+from shared.wire.message_parts import Part, clipped, escaped
 from shared.wire.messages import KINDS, Message, Refused
-from shared.wire.parts import Part, clipped, escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,15 +7,11 @@ sends what.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from dataclasses import dataclass
 
-from shared.wire import topics
 from shared.wire.bounds import FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
 from shared.wire.declared import KINDS, ROLES, Message, message
-from shared.wire.lease_work import MEASURE, VERIFY, WORK
-from shared.wire.parts import (
+from shared.wire.message_parts import (
     COUNT,
     EPOCH,
     FLAG,
@@ -40,15 +36,12 @@ from shared.wire.parts import (
     wire,
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
-from shared.wire.topics.builder_messages import BuilderParts
-from shared.wire.topics.bundle_messages import BundlePiece, BundleWanted
-from shared.wire.topics.culprit_messages import Culprit, Culprits, Forgive, Forgiven
-from shared.wire.topics.end_messages import JobEnds, StandsStill
-from shared.wire.topics.failing_messages import Failing
-from shared.wire.topics.graph_messages import GraphKept, GraphOffer, GraphPiece, GraphWanted
-from shared.wire.topics.lease_messages import Leases, Outcomes, Recalled
+from shared.wire.topics import server_messages  # noqa: F401 - registers its messages: every process knows all
+from shared.wire.topics.lease_messages import MEASURE, VERIFY, WORK, Leases, Outcomes, Recalled
+from shared.wire.topics.piece_messages import BundlePiece, BundleWanted, GraphKept, GraphOffer, GraphPiece, GraphWanted
 from shared.wire.topics.result_messages import Aggregate, Results
-from shared.wire.topics.world_messages import Gathering, Join, Placed, WorldOver
+from shared.wire.topics.worker_messages import BuilderParts, Culprit, Culprits, Failing, Forgive, Forgiven
+from shared.wire.topics.world_messages import Gathering, JobEnds, Join, Placed, StandsStill, WorldOver
 
 __all__ = [
     "KINDS",
@@ -459,8 +452,3 @@ class Cancelled(Message):
     """Answer to `Cancel`: the slot is free; no thread of the worker can write into it any more."""
 
     ticket: Ticket = wire(record(Ticket))
-
-
-# A message registers itself when its module is imported: here, so that every process knows all of them.
-for _topic in pkgutil.iter_modules(topics.__path__, f"{topics.__name__}."):
-    importlib.import_module(_topic.name)

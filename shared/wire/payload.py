@@ -3,8 +3,8 @@
 Rules: pure; a payload that went through `round_in_place` comes back from `decode_payload(encode_payload(...))` bit for
 bit, so a batch has the same bytes by TCP as in a slot; encoding is deterministic; `decode_payload` survives any bytes,
 raises nothing but `ProtocolError` for them, and allocates at most two payloads of this layout (lz4 copies), whatever
-they claim. Before compression, the bytes are laid out by the rule of `shared.wire.layout`, with two-byte items for
-float32.
+they claim. Before compression, the bytes are laid out by the rule of `shared.wire.batch_layout`, with two-byte items
+for float32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from shared.errors import ProtocolError
 from shared.extras import library
-from shared.wire.layout import BucketShape, Field, Layout, layout_of
+from shared.wire.batch_layout import BucketShape, Field, Layout, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

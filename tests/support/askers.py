@@ -17,8 +17,8 @@ from loader_server.worker.service import Worker, WorkerSettings
 from shared.sockets import bind_router, connect_dealer
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
+from shared.wire.message_parts import Seal, Ticket
 from shared.wire.messages import Message
-from shared.wire.parts import Seal, Ticket
 from tests.support import transforms
 from tests.support.forked import TrialNursery
 from tests.support.loaders import wait_until

@@ -13,7 +13,7 @@ from shared.errors import SettingsError
 from shared.hashing import digest64
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from shared.wire.parts import Cursor, WireField, WireShape, WorkerAddress
+from shared.wire.message_parts import Cursor, WireField, WireShape, WorkerAddress
 
 if TYPE_CHECKING:
     from loader_server.leases.table import LeaseRules

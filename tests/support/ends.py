@@ -18,7 +18,7 @@ from shared.hashing import digest64
 from shared.sockets import Waker, bind_router
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from shared.wire.parts import WorkerAddress
+from shared.wire.message_parts import WorkerAddress
 from tests.support.lone_core import BATCHES, NBYTES, attached, pushed
 from tests.support.worker_end import welcome
 

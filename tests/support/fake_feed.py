@@ -15,7 +15,7 @@ import numpy as np
 from typing_extensions import Self
 
 from shared.errors import ClosedError, LostError, SettingsError, WorldChangedError
-from shared.wire.layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
+from shared.wire.batch_layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
 from trainer_client.core.upcoming import Position
 from trainer_client.feed import Feed
 from trainer_client.session.epoch_account import Accounts

@@ -13,8 +13,8 @@ from loader_server.sources.batch_columns import ragged
 from loader_server.stream import Stream
 from loader_server.transforms.chain import Chain
 from shared.wire import messages as m
-from shared.wire.layout import BucketShape, Field, fields_of_batch
-from shared.wire.parts import Ticket
+from shared.wire.batch_layout import BucketShape, Field, fields_of_batch
+from shared.wire.message_parts import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

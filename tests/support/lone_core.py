@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from shared.wire import messages as m
-from shared.wire.layout import BucketShape, Field, layout_of
-from shared.wire.parts import Cursor, Ticket, WireField, WireShape, WorkerAddress
+from shared.wire.batch_layout import BucketShape, Field, layout_of
+from shared.wire.message_parts import Cursor, Ticket, WireField, WireShape, WorkerAddress
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core

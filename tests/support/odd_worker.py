@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server import cli
 from loader_server.worker import registration, sender, service
+from shared.wire.message_parts import WireShape
 from shared.wire.messages import Message, Pushed
-from shared.wire.parts import WireShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

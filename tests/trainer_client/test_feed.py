@@ -9,7 +9,7 @@ import pytest
 import trainer_client
 from shared.errors import ClosedError, EndedError, LostError, SettingsError
 from shared.wire import messages as m
-from shared.wire.parts import Cursor, WireShape
+from shared.wire.message_parts import Cursor, WireShape
 from tests.support.ends import Ends
 from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, DIGEST, SHAPE

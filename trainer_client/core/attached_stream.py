@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from shared.bad_limit import BadLimit
 from shared.wire import messages as m
-from shared.wire.refusals import error_of
+from shared.wire.refusing import error_of
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.asking.answers import Answers

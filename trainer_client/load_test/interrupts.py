@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from shared.command import Terminated
+from shared.commands import Terminated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,10 +46,11 @@ class Interrupts:
         Raise KeyboardInterrupt (or Terminated) as soon as a signal comes, or if one came before.
         """
         ours = self._receiving.fileno()
+        # Our socket beside the files: a handler that only sets a flag would not end a `select` that Python resumes.
         ready, _, _ = select.select([*files, ours], [], [], timeout_s)
         if self._came is not None:
             raise self._came
-        return [one for one in ready if one != ours]
+        return [file for file in ready if file != ours]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

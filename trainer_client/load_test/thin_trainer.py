@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import StokerError
 from trainer_client.connecting import connect
-from trainer_client.load_test.audit import Lap
+from trainer_client.load_test.delivery_audit import Lap
 from trainer_client.load_test.report.histogram import Histogram
 
 if TYPE_CHECKING:
@@ -93,13 +93,14 @@ class ThinTrainer(threading.Thread):
             self._feed = self._connect()
             self._on_ready.release()
             with self._feed:
+                # Until all trainers of all crews have attached: the first would have the loaders to themselves.
                 self._go.wait()
                 time.sleep(max(0.0, self._began_s - time.monotonic()))
                 while not self._is_over():
                     self._lap(self._feed)
         except KeyboardInterrupt:
-            pass
-        except Exception as error:
+            pass  # `stop` raised it in our feed
+        except Exception as error:  # in a thread nobody else would see it: the crew reports it, with its exit code
             self.error = f"rank {self.rank}: {error}"
             self.exit_code = error.exit_code if isinstance(error, StokerError) else 1
             self._on_ready.release()

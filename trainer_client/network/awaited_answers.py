@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shared.wire import messages as m
-    from shared.wire.parts import DoneSet
+    from shared.wire.message_parts import DoneSet
     from trainer_client.core import instructions as i
 
 __all__ = ["AwaitedAnswers"]

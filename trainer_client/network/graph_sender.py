@@ -17,8 +17,8 @@ from shared.logs import Log
 from shared.pipelines.sent_graph import digest_of_graph
 from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
-from shared.wire.parts import PIECE_BYTES
-from shared.wire.refusals import error_of
+from shared.wire.message_parts import PIECE_BYTES
+from shared.wire.refusing import error_of
 from trainer_client.network.coordinator_client import CoordinatorClient
 
 if TYPE_CHECKING:

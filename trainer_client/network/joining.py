@@ -19,7 +19,7 @@ from shared.logs import Log
 from shared.silence import Silence
 from shared.system.limits import refuse_small_limits_of_client
 from shared.wire import messages as m
-from shared.wire.refusals import error_of
+from shared.wire.refusing import error_of
 from trainer_client.core.upcoming import Ranks
 from trainer_client.network.coordinator_client import CoordinatorClient
 

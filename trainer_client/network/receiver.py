@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from shared.memory import SlotMemory
+    from shared.wire.message_parts import Cursor, DoneSet
     from shared.wire.messages import Attached
-    from shared.wire.parts import Cursor, DoneSet
     from trainer_client.core.attached_stream import AttachedStream
     from trainer_client.core.stream_spec import StreamSpec
 

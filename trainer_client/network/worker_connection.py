@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shared.keys import ClientKeys
-    from shared.wire.layout import Layout
+    from shared.wire.batch_layout import Layout
     from shared.wire.messages import Message
 
 __all__ = ["WorkerConnection"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.errors import EndedError
-    from shared.wire.layout import BucketShape, Field
+    from shared.wire.batch_layout import BucketShape, Field
     from trainer_client.network.receiver import ReceiverSettings
     from trainer_client.session.shared_results import MeansOfTrainers
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import SettingsError
 from shared.rounds import rounds as rounds_of
 from shared.rounds import rounds_left
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from trainer_client.core.upcoming import Position
 from trainer_client.session.call_checks import fields_of_state, whole
 

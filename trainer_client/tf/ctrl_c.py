@@ -31,7 +31,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from shared.command import sigterm_is_ctrl_c
+from shared.commands import sigterm_is_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

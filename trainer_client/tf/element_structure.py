@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import SettingsError
-from shared.wire.layout import layout_of
+from shared.wire.batch_layout import layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

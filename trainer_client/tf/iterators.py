@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from shared.malloc_tuning import keep_freed_memory
 from trainer_client.tf import ctrl_c, exit_guard
-from trainer_client.tf.python_op import call_python
+from trainer_client.tf.private_api import call_python
 from trainer_client.tf.stacks import Stacks
 
 if TYPE_CHECKING:

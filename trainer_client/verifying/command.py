@@ -79,7 +79,7 @@ def _against(of_endpoint: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from trainer_client.verifying.reading import EpochsOfJob
+    from trainer_client.verifying.epoch_reading import EpochsOfJob
     from trainer_client.verifying.verify import VerifyOrder, verify
 
     return verify(

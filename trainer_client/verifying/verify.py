@@ -18,7 +18,7 @@ from rich.table import Column, Table
 
 from trainer_client.verifying.cuts import CutPart, cut_plan
 from trainer_client.verifying.digests import Difference, EpochDigests, differences, digest_of
-from trainer_client.verifying.reading import EpochsOfJob, NotComparableError, read_epochs, read_part
+from trainer_client.verifying.epoch_reading import EpochsOfJob, NotComparableError, read_epochs, read_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

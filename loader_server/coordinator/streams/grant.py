@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from loader_server.coordinator.streams.queues import work_of
 from shared.wire import messages as m
-from shared.wire.lease_work import VERIFY
+from shared.wire.topics.lease_messages import VERIFY
 
 if TYPE_CHECKING:
     from loader_server.coordinator.settings import CoordinatorSettings
     from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
     from loader_server.coordinator.streams.verifiers import AttachedVerifier
-    from shared.wire.parts import BookMark
+    from shared.wire.message_parts import BookMark
 
 __all__ = ["grant"]
 

@@ -26,8 +26,8 @@ from loader_server.leases.lease_book import LeaseBook
 from loader_server.leases.table import LeaseSettings, LeaseTable
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.lease_work import MEASURE, plan_epoch
-from shared.wire.parts import Cursor, DoneSet, EpochDone
+from shared.wire.message_parts import Cursor, DoneSet, EpochDone
+from shared.wire.topics.lease_messages import MEASURE, plan_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from loader_server.coordinator.streams.stream_trainers import StreamTrainers
     from loader_server.leases.counts import TableNews
     from loader_server.leases.facts import LeaseFact
-    from shared.wire.parts import BookMark
+    from shared.wire.message_parts import BookMark
 
 __all__ = ["Queues", "needs_leases", "work_of"]
 

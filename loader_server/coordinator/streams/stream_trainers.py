@@ -17,7 +17,7 @@ from loader_server.coordinator.streams.succession import Succession
 if TYPE_CHECKING:
     from loader_server.coordinator.events import StreamView
     from shared.wire import messages as m
-    from shared.wire.parts import Cursor
+    from shared.wire.message_parts import Cursor
 
 __all__ = ["AttachedTrainer", "Position", "StreamTrainers", "compared", "overlap"]
 

@@ -15,7 +15,7 @@ from loader_server.coordinator import refusals
 from loader_server.coordinator.events import Instruction, Send
 from loader_server.coordinator.streams.world_rules import COUNTING_MS
 from shared.wire import messages as m
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.arrays.arrow_library import compute, pa
-from shared.wire.layout import DTYPES, Field
+from shared.wire.batch_layout import DTYPES, Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ import numpy as np
 
 from loader_server.sources.hdf5.outside import link_outside, refuse_link_outside, refuse_values_outside
 from shared.errors import DataError
-from shared.wire.layout import DTYPES, Field
+from shared.wire.batch_layout import DTYPES, Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -22,7 +22,7 @@ from loader_server.sources.records.examples.gathering import gather_examples
 from loader_server.sources.records.file_records import FilesOfExamplesSource
 from loader_server.sources.source import BadRow, Found, Inventory
 from shared.errors import ReadError, SampleError
-from shared.settings.values import setting, texts
+from shared.settings.parsers import setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -32,7 +32,7 @@ from loader_server.sources.records.examples.wire_format import MalformedExample,
 from loader_server.sources.remote.urls import is_url, joined
 from shared.errors import DataError, SettingsError
 from shared.extras import library
-from shared.settings.values import setting, text, texts
+from shared.settings.parsers import setting, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -28,7 +28,7 @@ from loader_server.sources.records.tfrecord_file import (
 )
 from loader_server.sources.source import BadRow, Found, Inventory
 from shared.errors import SampleError
-from shared.settings.values import flag, setting, texts
+from shared.settings.parsers import flag, setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

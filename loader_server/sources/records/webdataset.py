@@ -26,7 +26,7 @@ from loader_server.sources.records.tar_samples import TarSample, refuse_no_tar, 
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow, Found, Inventory
 from shared.errors import DataError, SampleError
-from shared.settings.values import setting, texts
+from shared.settings.parsers import setting, texts
 
 if TYPE_CHECKING:
     import mmap
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.source import Indexed
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["ShardPiece", "WebDatasetSettings", "WebDatasetSource"]
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.errors import MachineError, ReadError
-from shared.system.closed_places import why_closed
-from shared.system.own_files import open_own
+from shared.system.own_files import open_own, why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

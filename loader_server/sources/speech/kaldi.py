@@ -38,7 +38,7 @@ from loader_server.sources.speech.kaldi_folder import KaldiFolder
 from loader_server.sources.speech.kaldi_tables import JoinedLine
 from shared.errors import DataError
 from shared.hashing import fingerprint
-from shared.settings.values import choice, setting, text, texts
+from shared.settings.parsers import choice, setting, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from loader_server.sources.batch_columns import Columns
     from loader_server.sources.files.presence import IndexedFiles
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["KaldiPiece", "KaldiSettings", "KaldiSource"]
 

@@ -14,13 +14,13 @@ import numpy as np
 from loader_server.sources.source import Found, texts_read
 from loader_server.sources.text_files.line_source import LinePiece, LineSource
 from loader_server.sources.text_files.whole_lines import unusable_line
-from shared.settings.values import setting, texts
+from shared.settings.parsers import setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from loader_server.sources.batch_columns import Columns
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["LinesSettings", "LinesSource"]
 

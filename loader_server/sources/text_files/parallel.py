@@ -25,7 +25,7 @@ from loader_server.sources.text_files.whole_lines import (
     unusable_line,
 )
 from shared.errors import DataError
-from shared.settings.values import by_key, setting, text
+from shared.settings.parsers import by_key, setting, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.batch_columns import Columns
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["ParallelPiece", "ParallelSettings", "ParallelSource"]
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from loader_server.transforms import SettingsError, file, flag, setting, text, transform
 from loader_server.transforms.columns import OfColumns, listed
 from loader_server.transforms.declare import built_in
-from shared.settings.values import FileName
+from shared.settings.parsers import FileName
 
 if TYPE_CHECKING:
     from loader_server.sources.batch_columns import Columns

@@ -1,4 +1,4 @@
-"""Messages about leases: how trainers in queue mode get batches, and report their outcomes.
+"""Messages about leases, in queue mode: how trainers get batches and report their outcomes; and what batches are for.
 
 Rules: pure; as for all messages.
 """
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from shared.wire.bounds import Integer, Many, Maybe, OneOf, record
 from shared.wire.declared import Message, message
-from shared.wire.lease_work import MOST_LEASES, WORK
-from shared.wire.parts import (
+from shared.wire.message_parts import (
     COUNT,
     EPOCH,
     FLAG,
@@ -25,7 +24,29 @@ from shared.wire.parts import (
     wire,
 )
 
-__all__ = ["Leases", "Outcomes", "Recalled"]
+__all__ = [
+    "MEASURE", "MOST_LEASES", "VERIFY", "VERIFY_WANTS", "WORK", "Leases", "Outcomes", "Recalled", "plan_epoch",
+]  # fmt: skip
+
+#: Kinds of work. The last has no batches: its one lease elects the trainer that acts once when training is over.
+WORK = ("train", "evaluate", "predict", "train-end")
+
+#: Work of a load test, in lockstep only: it reads as a trainer does, but takes no rank from trainers.
+MEASURE = "measure"
+
+#: Work of `trainer-client verify`, on any stream: it reads batches by their numbers, and is no trainer.
+VERIFY = "verify"
+
+#: Most open wants of a verifier.
+VERIFY_WANTS = 2
+
+#: Most leases that a trainer holds, or reports in one message.
+MOST_LEASES = 64
+
+
+def plan_epoch(work: str, epoch: int) -> int:
+    """Return the plan's epoch for a kind of work: training orders each epoch anew, other work always uses epoch 0."""
+    return epoch if work == "train" else 0
 
 
 @message("Outcomes", to="coordinator", by=("trainer",))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shared.wire.bounds import Boolean, Many, Maybe, Number, OneOf, record
 from shared.wire.declared import Message, message
-from shared.wire.parts import COUNT, EPOCH, ID, NAME, SIZE, DoneSet, Lease, PartGradient, VariablePart, wire
+from shared.wire.message_parts import COUNT, EPOCH, ID, NAME, SIZE, DoneSet, Lease, PartGradient, VariablePart, wire
 
 __all__ = [
     "Finish",

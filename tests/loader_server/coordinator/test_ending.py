@@ -6,7 +6,7 @@ import pytest
 
 from loader_server.coordinator.events import EndOrdered, Received, Send, Ticked
 from shared.wire import messages as m
-from shared.wire.parts import RoundPlace
+from shared.wire.message_parts import RoundPlace
 from tests.support.coordinator import TIMEOUT_S, attach, coordinator, progress, said
 
 SILENT_S = 5 * TIMEOUT_S

@@ -14,7 +14,7 @@ from loader_server.coordinator.events import (
     Ticked,
 )
 from shared.wire import messages as m
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.coordinator import (
     TIMEOUT_S,
     View,

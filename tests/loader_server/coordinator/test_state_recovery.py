@@ -20,7 +20,7 @@ from loader_server.coordinator.events import (
 )
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.coordinator import (
     attach,
     beat,

@@ -9,8 +9,8 @@ from loader_server.leases.evaluation_table import EvaluationTable
 from loader_server.leases.facts import BookAdvanced, StatesSummed
 from loader_server.leases.lease_book import LeaseBook
 from loader_server.leases.table import LeaseRules, LeaseSettings
+from shared.wire.message_parts import PIECE_BYTES, Failure, Lease, MetricStates
 from shared.wire.messages import Outcomes
-from shared.wire.parts import PIECE_BYTES, Failure, Lease, MetricStates
 
 SETTINGS = LeaseSettings(stream="dev", work="evaluate/m", rules=LeaseRules(floor_s=30.0, tries=1), gone_s=10.0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from loader_server.leases.facts import BookAdvanced, NumberDone
 from loader_server.leases.lease_book import LeaseBook
-from shared.wire.parts import BookMark
+from shared.wire.message_parts import BookMark
 
 CHANGE = NumberDone("train", "train", 0, 0)
 

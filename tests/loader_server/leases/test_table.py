@@ -10,8 +10,8 @@ from loader_server.leases.counts import NO_REASON, OTHER_REASONS, TOOK_TOO_LONG,
 from loader_server.leases.facts import BookAdvanced
 from loader_server.leases.lease_book import LeaseBook
 from loader_server.leases.table import LeaseRules, LeaseSettings, LeaseTable
+from shared.wire.message_parts import DoneSet, EpochDone, Failure, Lease
 from shared.wire.messages import Leases, Outcomes
-from shared.wire.parts import DoneSet, EpochDone, Failure, Lease
 
 SETTINGS = LeaseSettings(stream="train", work="train", rules=LeaseRules(floor_s=10.0, tries=3), gone_s=5.0)
 

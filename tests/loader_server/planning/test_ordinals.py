@@ -1,5 +1,5 @@
 from loader_server.planning.ordinals import OrdinalPlan
-from shared.wire.layout import BucketShape
+from shared.wire.batch_layout import BucketShape
 
 LARGEST = BucketShape(rows=1, lengths={"tokens:values": 9})
 

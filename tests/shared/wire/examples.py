@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shared.wire import bounds
 from shared.wire import messages as m
-from shared.wire.parts import (
+from shared.wire.message_parts import (
     BookMark,
     Cursor,
     DoneSet,

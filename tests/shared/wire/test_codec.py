@@ -16,7 +16,7 @@ from shared.errors import ProtocolError
 from shared.wire import bounds, codec
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, VERSION, VersionError, decode, encode, encode_refusal
-from shared.wire.parts import WorkerAddress
+from shared.wire.message_parts import WorkerAddress
 from tests.shared.wire.examples import EXAMPLES, PARTS, TICKET, instance, plain
 from tests.support import draws
 

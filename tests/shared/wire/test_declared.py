@@ -10,8 +10,8 @@ import pytest
 from shared.wire import declared
 from shared.wire.codec import decode, encode
 from shared.wire.declared import KINDS, Message, message
-from shared.wire.parts import COUNT, wire
-from shared.wire.permissions import TO_COORDINATOR, TO_WORKER
+from shared.wire.message_parts import COUNT, wire
+from shared.wire.refusing import TO_COORDINATOR, TO_WORKER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

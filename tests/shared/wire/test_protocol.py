@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import shared
-from shared.wire import bounds, parts
+from shared.wire import bounds, message_parts
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, VERSION
 from shared.wire.declared import ROLES
-from shared.wire.permissions import TO_COORDINATOR, TO_PARAMETER_SERVER, TO_WORKER
+from shared.wire.refusing import TO_COORDINATOR, TO_PARAMETER_SERVER, TO_WORKER
 
 PARTS = {
     name: kind
-    for name, kind in vars(parts).items()
-    if isinstance(kind, type) and issubclass(kind, parts.Part) and kind is not parts.Part
+    for name, kind in vars(message_parts).items()
+    if isinstance(kind, type) and issubclass(kind, message_parts.Part) and kind is not message_parts.Part
 }
 TEXT = (Path(shared.__file__).parent / "PROTOCOL.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^#### (\w+)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL))
@@ -63,7 +63,7 @@ def names(part):
 def test_every_code_of_a_refusal_is_described():
     """The codes that the two servers send, as they stand in their source."""
     root = Path(shared.__file__).parents[1]
-    files = ("loader_server/coordinator/refusals.py", "loader_server/worker/refusals.py", "shared/wire/permissions.py")
+    files = ("loader_server/coordinator/refusals.py", "loader_server/worker/refusals.py", "shared/wire/refusing.py")
     source = "".join((root / name).read_text("utf-8") for name in files)
     sent = set(re.findall(r'\brefused\(\s*"(\w+)"', source))
     sent |= set(re.findall(r'_(?:not_attached|no_place)\(\s*(?:attach|join),\s*"(\w+)"', source))

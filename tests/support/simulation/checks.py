@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shared.wire import messages as m
-    from shared.wire.parts import Cursor
+    from shared.wire.message_parts import Cursor
     from tests.support.simulation.consumer import Consumer
     from tests.support.simulation.memory import Memory
     from tests.support.simulation.trainer import Trainer

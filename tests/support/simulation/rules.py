@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shared.wire import messages as m
-    from shared.wire.parts import Lease
+    from shared.wire.message_parts import Lease
     from trainer_client.core.workers.known_workers import KnownWorker
 
 __all__ = ["RULES", "without"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.leases.facts import EpochClosed, EpochOpened, NumberDone, NumberOut, TableRewound
 from shared.errors import StokerError
-from shared.wire.parts import DoneSet, EpochDone
+from shared.wire.message_parts import DoneSet, EpochDone
 from tests.support.simulation.consumer import Consumer
 from tests.support.simulation.scheduler import Broken
 from tests.support.simulation.trainer import Interrupted
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from loader_server.coordinator.events import Fact
-    from shared.wire.parts import Lease
+    from shared.wire.message_parts import Lease
     from tests.support.simulation.consumer import Doing, Pause
     from tests.support.simulation.trainer import Trainer
     from tests.support.simulation.world import World

@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from shared.wire.layout import BucketShape, Field, layout_of
-from shared.wire.parts import WireField, WireShape
+from shared.wire.batch_layout import BucketShape, Field, layout_of
+from shared.wire.message_parts import WireField, WireShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

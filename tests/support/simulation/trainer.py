@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from shared.errors import LostError
 from shared.wire import messages as m
-from shared.wire.parts import Cursor, DoneSet, SharedSlots
+from shared.wire.message_parts import Cursor, DoneSet, SharedSlots
 from tests.support.simulation.memory import Memory, Payload, Stamp
 from tests.support.simulation.network import Port
 from tests.support.simulation.process import Process, Timer

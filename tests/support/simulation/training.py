@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.errors import StokerError
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.simulation.consumer import Consumer
 from tests.support.simulation.scheduler import Broken
 from tests.support.simulation.trainer import Interrupted

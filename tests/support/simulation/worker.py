@@ -24,7 +24,7 @@ from tests.support.simulation.process import Process, Timer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shared.wire.parts import Ticket
+    from shared.wire.message_parts import Ticket
     from tests.support.simulation.streams import Stream
     from tests.support.simulation.world import World
 

@@ -12,7 +12,7 @@ import pytest
 
 from shared.errors import LostError, ProtocolError, RefusedError
 from shared.wire import messages as m
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.ends import Ends
 from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, DIGEST

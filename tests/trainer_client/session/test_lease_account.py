@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from shared.wire.parts import Cursor, DoneSet, EpochDone
+from shared.wire.message_parts import Cursor, DoneSet, EpochDone
 from trainer_client.session.epoch_account import Accounts
 from trainer_client.session.lease_account import LeaseAccount
 

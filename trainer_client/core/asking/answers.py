@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
-from shared.wire.refusals import error_of
+from shared.wire.refusing import error_of
 from trainer_client.core import instructions as i
 from trainer_client.core.failures import failing_machines, wrong_bytes
 
 if TYPE_CHECKING:
-    from shared.wire.parts import Ticket
+    from shared.wire.message_parts import Ticket
     from trainer_client.core.asking.bad_rows import BadRows
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.slot_states import SlotStates

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.wire.lease_work import MOST_LEASES
-from shared.wire.parts import PIECE_BYTES
+from shared.wire.message_parts import PIECE_BYTES
+from shared.wire.topics.lease_messages import MOST_LEASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shared.wire.parts import Lease
+    from shared.wire.message_parts import Lease
 
 __all__ = ["DoneLeases"]
 

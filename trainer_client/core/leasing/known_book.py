@@ -13,7 +13,7 @@ from trainer_client.core import instructions as i
 from trainer_client.core.failures import book_lost
 
 if TYPE_CHECKING:
-    from shared.wire.parts import BookMark, DoneSet
+    from shared.wire.message_parts import BookMark, DoneSet
 
 __all__ = ["KnownBook"]
 

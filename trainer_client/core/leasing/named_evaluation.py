@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared.wire.parts import MetricStates
+from shared.wire.message_parts import MetricStates
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:
-    from shared.wire.parts import MetricSums
+    from shared.wire.message_parts import MetricSums
 
 __all__ = ["NamedEvaluation"]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from shared.errors import SettingsError
+from shared.pipelines.dense_parts import parted
 from shared.pipelines.element_values import ElementValue
-from shared.pipelines.parts import parted
 from shared.pipelines.sent_graph import MOST_BYTES, SentGraph
-from shared.wire.layout import DTYPES
+from shared.wire.batch_layout import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from shared.wire.parts import DoneSet, EpochDone, Lease, VariablePart
+from shared.wire.message_parts import DoneSet, EpochDone, Lease, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.servers.applied import AppliedBatches
 

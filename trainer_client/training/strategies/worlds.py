@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from shared.cluster_role import says_a_place
 from shared.errors import SettingsError
-from shared.roles import says_a_place
 from trainer_client.roles import role
 
 if TYPE_CHECKING:

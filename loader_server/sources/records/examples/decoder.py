@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from loader_server.sources.records.examples.feature_forms import UnfitFeature, forms_of_examples
 from loader_server.sources.records.examples.wire_format import MalformedExample, features_of
 from shared.errors import DataError, SampleError, SettingsError
-from shared.settings.values import nearest
+from shared.settings.parsers import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from loader_server.sources.records.examples.feature_forms import FeatureForm
     from loader_server.sources.records.examples.wire_format import Feature
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = [
     "FIRST_RECORDS",

@@ -18,7 +18,7 @@ import numpy as np
 
 from loader_server.sources.records.examples.wire_format import BYTES, FLOAT, INT64, count_int64, int64_of
 from shared.errors import SettingsError
-from shared.wire.layout import DTYPES, Field
+from shared.wire.batch_layout import DTYPES, Field
 
 if TYPE_CHECKING:
     import mmap

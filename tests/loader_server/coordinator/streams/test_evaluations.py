@@ -9,7 +9,7 @@ from loader_server.coordinator.events import Keep, Received
 from loader_server.coordinator.streams import evaluations as module
 from loader_server.leases.table import LeaseRules
 from shared.wire import messages as m
-from shared.wire.parts import Lease, MetricStates
+from shared.wire.message_parts import Lease, MetricStates
 from tests.support.coordinator import View, attach, coordinator, said
 
 RULES = LeaseRules(floor_s=30.0, tries=1)

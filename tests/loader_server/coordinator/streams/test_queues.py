@@ -8,7 +8,7 @@ from loader_server.coordinator.events import EndOrdered, Excused, Keep, Received
 from loader_server.leases.facts import BookAdvanced, EpochOpened, NumberOut
 from loader_server.leases.table import LeaseRules
 from shared.wire import messages as m
-from shared.wire.parts import BookMark, Cursor, DoneSet, EpochDone, Failure, Lease
+from shared.wire.message_parts import BookMark, Cursor, DoneSet, EpochDone, Failure, Lease
 from tests.support.coordinator import View, attach, coordinator, kept, progress, refused, said
 
 RULES = LeaseRules(floor_s=30.0, tries=1)

@@ -14,7 +14,7 @@ from loader_server.coordinator.journal import Journal
 from loader_server.coordinator.streams import results as module
 from loader_server.leases.table import LeaseRules
 from shared.wire import messages as m
-from shared.wire.parts import DoneSet, EpochDone
+from shared.wire.message_parts import DoneSet, EpochDone
 from tests.support.coordinator import View, attach, coordinator, said
 
 NOT_YET = (False, 0, ())

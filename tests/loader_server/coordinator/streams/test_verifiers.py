@@ -8,7 +8,7 @@ from loader_server.coordinator.events import EndOrdered, GroupFixed, Keep, Recei
 from loader_server.leases.table import LeaseRules
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.coordinator import (
     TIMEOUT_S,
     View,

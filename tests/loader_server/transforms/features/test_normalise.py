@@ -10,7 +10,7 @@ from loader_server.transforms.chain import Chain
 from loader_server.transforms.features.moments import Moments
 from loader_server.transforms.features.normalise import Normalise, NormaliseSettings, statistics_text
 from shared.errors import SettingsError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 RNG = np.random.default_rng(0)
 RAW = (Field(key="audio", dtype="float32", shape=(None, 4), per_second=100.0),)

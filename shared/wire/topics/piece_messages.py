@@ -1,6 +1,6 @@
-"""Messages about a data set that a trainer sends; see messages.
+"""Messages that carry large contents piece by piece: a trainer's data set, and the bundle for a host that joins.
 
-Rules: pure; as there.
+Rules: pure; as for all messages.
 """
 
 from __future__ import annotations
@@ -8,9 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.wire.declared import Message, message
-from shared.wire.parts import FLAG, GRAPH_BYTES, NAME, PIECE, wire
+from shared.wire.message_parts import (
+    BUNDLE_BYTES,
+    BUNDLE_PIECE,
+    FLAG,
+    GRAPH_BYTES,
+    MANIFEST_BYTES,
+    NAME,
+    PIECE,
+    wire,
+)
 
-__all__ = ["GraphKept", "GraphOffer", "GraphPiece", "GraphWanted"]
+__all__ = ["BundlePiece", "BundleWanted", "GraphKept", "GraphOffer", "GraphPiece", "GraphWanted"]
+
+
+# --- a trainer sends its data set, piece by piece as the coordinator asks for it ---
 
 
 @message("GraphOffer", to="coordinator", by=("trainer",))
@@ -54,3 +66,26 @@ class GraphKept(Message):
     stream: str = wire(NAME)
     digest: str = wire(NAME)
     runs: bool = wire(FLAG)
+
+
+# --- a joining host fetches the bundle: each piece is asked for, so a lost one is asked for again ---
+
+
+@message("BundleWanted", to="coordinator", by=("worker",))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleWanted(Message):
+    """Request for the piece of this bundle that begins at `offset`; without a digest, of the current bundle."""
+
+    digest: str = wire(NAME)
+    offset: int = wire(BUNDLE_BYTES)
+
+
+@message("BundlePiece")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundlePiece(Message):
+    """Piece of a bundle, whose first `manifest_nbytes` bytes are its manifest."""
+
+    digest: str = wire(NAME)
+    manifest_nbytes: int = wire(MANIFEST_BYTES)
+    offset: int = wire(BUNDLE_BYTES)
+    content: bytes = wire(BUNDLE_PIECE)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.rounds import rounds
-from trainer_client.load_test.audit import Discrepancies, Lap, audited
+from trainer_client.load_test.delivery_audit import Discrepancies, Lap, audited
 
 FINE = Discrepancies(lost=0, repeated=0)
 

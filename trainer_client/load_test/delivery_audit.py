@@ -6,7 +6,7 @@ and for whether the lap ended.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -42,20 +42,17 @@ class Discrepancies:
 
 def audited(laps: Iterable[Lap], world: int) -> Discrepancies:
     """Return the discrepancies between the plan and the batches of all ranks of a world, lap by lap."""
-    together: defaultdict[int, list[Lap]] = defaultdict(list)
+    # By lap and number: each lap gives each number once, so the same number in two laps is no repetition.
+    due, got = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     for lap in laps:
-        together[lap.lap].append(lap)
-    lost = repeated = 0
-    for same in together.values():
-        due = Counter(number for lap in same for number in _due(lap, world))
-        got = Counter(number for lap in same for number in lap.numbers)
-        lost += sum((due - got).values())
-        repeated += sum((got - due).values())
-    return Discrepancies(lost, repeated)
+        due.update((lap.lap, number) for number in _due(lap, world))
+        got.update((lap.lap, number) for number in lap.numbers)
+    return Discrepancies(lost=(due - got).total(), repeated=(got - due).total())
 
 
 def _due(lap: Lap, world: int) -> list[int]:
     """Return the batch numbers that the plan gives this rank in the rounds it went; in all rounds if the lap ended."""
-    way = rounds(0, lap.batches, lap.group, world)
-    places = (one.place(lap.rank) for one in (way if lap.ended else islice(way, lap.rounds)))
+    # All rounds of an ended lap, however many it reports: a trainer that was told an early end has lost the others.
+    planned = islice(rounds(0, lap.batches, lap.group, world), None if lap.ended else lap.rounds)
+    places = [each_round.place(lap.rank) for each_round in planned]
     return [place.number for place in places if not place.empty]

@@ -6,8 +6,8 @@ from argparse import Namespace
 
 import pytest
 
+from trainer_client.arguments import find_export_problem, find_load_test_problem, find_unheeded
 from trainer_client.cli import main
-from trainer_client.usage import find_export_problem, find_load_test_problem, find_unheeded
 
 JOB = ("--model", "levels", "--feed", "tcp://127.0.0.1:1", "--checkpoint", "none")
 TRAIN = ("train", *JOB, "--epochs", "3")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from shared.errors import ProtocolError, SettingsError
 from shared.keys import ClientKeys
 from shared.memory import boot_id
-from shared.wire.lease_work import VERIFY
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
+from shared.wire.topics.lease_messages import VERIFY
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.network.outbox import Reader

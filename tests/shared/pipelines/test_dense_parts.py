@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tests.support.two_devices  # before anything starts TensorFlow's runtime
 from shared.errors import SettingsError
-from shared.pipelines.parts import joined_values, parted, parts_of
+from shared.pipelines.dense_parts import joined_values, parted, parts_of
 
 
 @pytest.fixture

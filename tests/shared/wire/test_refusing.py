@@ -1,4 +1,4 @@
-"""Who may say what, and what those are told who may not."""
+"""Who may send what, and messages that refuse: cut to what a message carries, tied to their request, made an error."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import pytest
 
 from loader_server.coordinator.state import CoordinatorState
 from loader_server.worker.reception import Reception
+from shared.errors import DataError, RefusedError
 from shared.wire import messages as m
-from shared.wire.permissions import TO_COORDINATOR, TO_WORKER, refusal
+from shared.wire.codec import decode, encode
+from shared.wire.message_parts import Ticket
+from shared.wire.refusing import TO_COORDINATOR, TO_WORKER, error_of, not_attached, refusal_of_role, refused, unbuilt
 from tests.shared.wire.examples import EXAMPLES
 
 ATTACH = next(one for one in EXAMPLES if isinstance(one, m.Attach))
@@ -40,7 +43,7 @@ def test_whatever_a_server_understands_has_its_roles():
 
 
 def test_a_refusal_names_both_roles_and_what_to_do():
-    assert refusal(m.StatusQuery(), ("worker", "trainer"), ("coordinator",)) == m.Refused(
+    assert refusal_of_role(m.StatusQuery(), ("worker", "trainer"), ("coordinator",)) == m.Refused(
         code="role",
         expected="a key in allowed/worker or allowed/trainer",
         got="StatusQuery with a key in allowed/coordinator",
@@ -50,14 +53,44 @@ def test_a_refusal_names_both_roles_and_what_to_do():
 
 
 def test_a_key_that_was_taken_out_is_told_so():
-    got = refusal(m.StatusQuery(), ("trainer",), ()).got
+    got = refusal_of_role(m.StatusQuery(), ("trainer",), ()).got
     assert got == "StatusQuery with a key that is not allowed, or no longer"
 
 
 @pytest.mark.parametrize("held", [("worker",), ()])
 def test_the_refusal_of_an_attach_names_its_request(held):
-    answer = refusal(ATTACH, ("trainer",), held)
+    answer = refusal_of_role(ATTACH, ("trainer",), held)
     assert isinstance(answer, m.NotAttached)
     assert (answer.serial, answer.code, answer.expected) == (ATTACH.serial, "role", "a key in allowed/trainer")
     assert answer.got.startswith("Attach with a key ")
     assert answer.remedy.startswith("Use the pair of that role")
+
+
+LONG = "x" * 5000
+
+
+def test_what_is_too_long_is_cut_to_what_a_message_carries():
+    for message in (refused("c", LONG, LONG, LONG), unbuilt(Ticket(1, 2), "c", LONG, LONG, LONG, LONG)):
+        assert decode(encode(message)) == message
+        assert {len(getattr(message, name)) for name in ("expected", "got", "remedy")} == {4000}
+    assert len(message.where) == 4000
+
+
+def test_any_refusal_of_an_attach_names_its_request():
+    assert not_attached(7, refused("role", "a", "b", "c")) == m.NotAttached(
+        serial=7, code="role", expected="a", got="b", remedy="c"
+    )
+
+
+@pytest.mark.parametrize(
+    "said", [refused("c", "a", "b", "Do."), not_attached(1, refused("c", "a", "b", "Do."))], ids=lambda said: said.kind
+)
+def test_a_refusal_becomes_an_error(said):
+    error = error_of(said, "there")
+    assert isinstance(error, RefusedError)
+    assert (error.code, str(error)) == ("c", "there: expected a, got b. Do.")
+
+
+def test_a_batch_that_cannot_be_built_is_an_error_of_the_data():
+    error = error_of(unbuilt(Ticket(1, 2), "failed", "a", "b", "", "Do."), "there")
+    assert (type(error), error.exit_code, str(error)) == (DataError, 1, "there: expected a, got b. Do.")

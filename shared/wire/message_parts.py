@@ -9,8 +9,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from shared.wire.batch_layout import BucketShape, Field
 from shared.wire.bounds import Blob, Boolean, Check, Dtype, FixedList, Integer, Many, Maybe, Rate, Text, record
-from shared.wire.layout import BucketShape, Field
 
 __all__ = [
     "COUNT",
@@ -214,7 +214,7 @@ class PartGradient(Part):
 
 @dataclass(frozen=True, slots=True)
 class WireField(Part):
-    """Form of `shared.wire.layout.Field` on the wire."""
+    """Form of `shared.wire.batch_layout.Field` on the wire."""
 
     key: str = wire(NAME)
     dtype: str = wire(Dtype())
@@ -233,7 +233,7 @@ class WireField(Part):
 
 @dataclass(frozen=True, slots=True)
 class WireShape(Part):
-    """Form of `shared.wire.layout.BucketShape` on the wire."""
+    """Form of `shared.wire.batch_layout.BucketShape` on the wire."""
 
     rows: int = wire(Integer(1, 2**24))
     lengths: tuple[tuple[str, int], ...] = wire(Many(FixedList((NAME, COUNT)), 64))

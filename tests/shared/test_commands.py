@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from shared.command import EXIT_CODES, Terminated, allow_many_files, describe_exit_codes, run_command
+from shared.commands import EXIT_CODES, Terminated, allow_many_files, describe_exit_codes, run_command
 from shared.errors import LostError, RefusedError, SettingsError
 from tests.support.forked import ROOT
 
@@ -62,7 +62,7 @@ def test_an_interruption_that_came_while_python_compiled_text_has_the_code_of_ev
     """As dataclasses do while modules are imported; Python remembers it, and `python -m` would end by SIGINT."""
     (tmp_path / "command.py").write_text(
         "import argparse\n"
-        "from shared.command import run_command\n"
+        "from shared.commands import run_command\n"
         "def run(options):\n"
         "    exec('raise KeyboardInterrupt')\n"
         "parser = argparse.ArgumentParser(prog='command')\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.wire.layout import BucketShape, Field
-from shared.wire.parts import Seal, WireField, WireShape, clipped
+from shared.wire.batch_layout import BucketShape, Field
+from shared.wire.message_parts import Seal, WireField, WireShape, clipped
 
 
 @pytest.mark.parametrize(

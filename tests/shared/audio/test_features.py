@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.audio.conventions import CONVENTIONS, OWN
-from shared.audio.features import MelSettings
-from shared.audio.mel_frames import MelFrames, mel_frames
+from shared.audio.features import MelFrames, MelSettings, mel_frames
 from shared.errors import SettingsError
 
 SAID = MelSettings(rate=8000, window=0.025, hop=0.01, low_hz=30.0)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from shared.endpoints import is_connectable
 from shared.errors import SettingsError
-from shared.settings.values import nearest
+from shared.settings.parsers import nearest
 
 __all__ = ["FLAGS", "Role", "role_of", "says_a_place"]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.cluster_role import Role, role_of, says_a_place
 from shared.errors import SettingsError
-from shared.roles import Role, role_of, says_a_place
 
 PS = ("10.0.0.1:2222", "10.0.0.2:2222")
 WORKERS = ("10.0.1.1:2222", "10.0.1.2:2222", "10.0.1.3:2222")

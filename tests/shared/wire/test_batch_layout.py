@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.wire.layout import ALIGNMENT, DTYPES, BucketShape, Field, fields_of_batch, layout_of
+from shared.wire.batch_layout import ALIGNMENT, DTYPES, BucketShape, Field, fields_of_batch, layout_of
 
 FIELDS = st.lists(
     st.builds(

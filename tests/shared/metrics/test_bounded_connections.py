@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shared.metrics.connections import ANSWERING_S, ASKING_S, BoundedConnections
+from shared.metrics.bounded_connections import ANSWERING_S, ASKING_S, BoundedConnections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ def cleanup() -> Iterator[contextlib.ExitStack]:
 def test_the_oldest_that_has_not_asked_makes_room_and_then_the_oldest(
     cleanup: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.metrics.connections._LEAVING_S", 60)
+    monkeypatch.setattr("shared.metrics.bounded_connections._LEAVING_S", 60)
     connections = BoundedConnections(3)
     crowd = Crowd(connections, cleanup)
     first, second, third = (crowd.come() for _ in range(3))

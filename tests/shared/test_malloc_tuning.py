@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import psutil
 
-from shared.fairness.aftermath import Aftermath
-from shared.malloc_tuning import give_back_freed_memory
+from shared.malloc_tuning import Aftermath, give_back_freed_memory
 
 
 def test_memory_is_given_back_when_a_flood_is_over_and_once_more() -> None:
