@@ -33,7 +33,7 @@ from loader_server.arguments import (
 from loader_server.machine.oom_score import WORKER_OFFER, offer_once
 from shared.commands import add_common_arguments, allow_many_files, run_command
 from shared.quick_import import quick_import
-from shared.system.limits import refuse_small_limits
+from shared.system.system_errors import refuse_small_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

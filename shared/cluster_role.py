@@ -16,7 +16,7 @@ from shared.endpoints import is_connectable
 from shared.errors import SettingsError
 from shared.settings.parsers import nearest
 
-__all__ = ["FLAGS", "Role", "role_of", "says_a_place"]
+__all__ = ["FLAGS", "Role", "has_place", "role_of"]
 
 Kind = Literal["master", "worker", "ps", "evaluator"]
 
@@ -28,7 +28,7 @@ FLAGS = {
     "worker": "worker_hosts",
     "chief": "master_host",
 }
-_VARIABLES = {what: name.upper() for what, name in FLAGS.items()}
+_VARIABLES = {fact: name.upper() for fact, name in FLAGS.items()}
 _IN_TF_CONFIG = {
     "type": "TF_CONFIG, task.type",
     "index": "TF_CONFIG, task.index",
@@ -116,7 +116,7 @@ class Role:
         return {job: list(hosts) for job, hosts in jobs.items() if hosts}
 
 
-def says_a_place(environment: Mapping[str, str]) -> bool:
+def has_place(environment: Mapping[str, str]) -> bool:
     """Return whether the environment places this process in a cluster.
 
     `JOB_NAME` alone does not: other tools set it too.
@@ -129,19 +129,18 @@ def role_of(flags: Mapping[str, Any], environment: Mapping[str, str], *, last_wo
 
     With `last_worker_evaluates` the last worker becomes the evaluator.
     """
-    said = _read(flags, environment)
-    hosts = {what: said.hosts(what) for what in ("chief", "worker", "ps", "evaluator")}
-    _refuse_impossible(said, hosts)
-    kind = said.kind(alone=not any(hosts.values()))
-    places = _places(said, kind, hosts)
+    facts = _read(flags, environment)
+    hosts = {task: facts.hosts(task) for task in ("chief", "worker", "ps", "evaluator")}
+    _refuse_impossible(facts, hosts)
+    kind = facts.kind(alone=not any(hosts.values()))
     role = Role(
         kind=kind,
-        index=said.index(kind, places),
+        index=facts.index(kind, _places(facts, kind, hosts)),
         master_host="".join(hosts["chief"]),
         worker_hosts=hosts["worker"],
         ps_hosts=hosts["ps"],
     )
-    return _with_last_worker_evaluating(said, role, hosts["evaluator"]) if last_worker_evaluates else role
+    return _with_last_worker_evaluating(facts, role, hosts["evaluator"]) if last_worker_evaluates else role
 
 
 # --- reading flags and environment ---
@@ -150,7 +149,7 @@ _ADDRESSES = "Write host:port for each."
 
 
 @dataclass(frozen=True, slots=True)
-class _Sayings:
+class _RoleFacts:
     """Values from flags, variables or `TF_CONFIG`, with the name of each there for errors."""
 
     values: Mapping[str, Any]
@@ -161,76 +160,76 @@ class _Sayings:
 
         A process `alone` in its `TF_CONFIG`, without hosts of others, is the master.
         """
-        said = self.values.get("type")
-        if not said and alone and self.names is _IN_TF_CONFIG:
+        task = self.values.get("type")
+        if not task and alone and self.names is _IN_TF_CONFIG:
             return "master"  # a TF_CONFIG without hosts and task: this is the only process
-        if not isinstance(said, str) or said not in _KINDS:
+        if not isinstance(task, str) or task not in _KINDS:
             known = ("master", "chief", "worker", "ps", "evaluator")
-            expected = "one of " + ", ".join(known) + (nearest(said, known) if said else "")
-            raise self.refusal("type", expected, _shown(said), "Say what this process is.")
-        return _KINDS[said]
+            expected = "one of " + ", ".join(known) + (nearest(task, known) if task else "")
+            raise self.refusal("type", expected, _shown(task), "Set what this process is.")
+        return _KINDS[task]
 
     def index(self, kind: str, places: int) -> int:
         """Return the task's index, below `places`; raise SettingsError if it is missing or out of range."""
-        said = self.values.get("index")
-        if not _says(said) and places == 1:
+        value = self.values.get("index")
+        if not _is_set(value) and places == 1:
             return 0
-        number = _whole(said)
+        number = _whole(value)
         if number is None or not 0 <= number < places:
             expected = f"the number of a {kind} of {places}, counted from 0" if places > 1 else f"0, the only {kind}"
-            raise self.refusal("index", expected, _shown(said), "Number the processes of each kind from 0 on.")
+            raise self.refusal("index", expected, _shown(value), "Number the processes of each kind from 0 on.")
         return number
 
-    def hosts(self, what: str) -> tuple[str, ...]:
+    def hosts(self, task: str) -> tuple[str, ...]:
         """Return the hosts of a task type; raise SettingsError if one is malformed."""
-        said = self.values.get(what)
-        if not _says(said):
+        value = self.values.get(task)
+        if not _is_set(value):
             return ()
-        listed = said.split(",") if isinstance(said, str) else said
+        listed = value.split(",") if isinstance(value, str) else value
         if not isinstance(listed, Sequence):
-            raise self.refusal(
-                what, "a list of hosts, or a text with commas", _shown(said), "Write host:port for each."
-            )
-        return tuple(self._host(what, host) for host in listed)
+            raise self.refusal(task, "a list of hosts, or a text with commas", _shown(value), _ADDRESSES)
+        return tuple(self._host(task, host) for host in listed)
 
-    def _host(self, what: str, said: object) -> str:
+    def _host(self, task: str, value: object) -> str:
         """Return a host without surrounding spaces; raise SettingsError if it is malformed."""
-        host = said.strip() if isinstance(said, str) else ""
+        host = value.strip() if isinstance(value, str) else ""
         if not is_connectable(f"tcp://{host}"):
-            raise self.refusal(what, "hosts like 10.0.0.7:2222", _shown(said), _ADDRESSES)
+            raise self.refusal(task, "hosts like 10.0.0.7:2222", _shown(value), _ADDRESSES)
         return host
 
-    def refusal(self, what: str, expected: str, got: str, remedy: str) -> SettingsError:
-        return SettingsError(expected=expected, got=got, where=self.names.get(what, what), remedy=remedy)
+    def refusal(self, fact: str, expected: str, got: str, remedy: str) -> SettingsError:
+        return SettingsError(expected=expected, got=got, where=self.names.get(fact, fact), remedy=remedy)
 
 
-def _says(said: object) -> bool:
+def _is_set(value: object) -> bool:
     """Return whether a value was given; 0 counts as given, because it is the first index."""
-    return said not in (None, "", (), [])
+    return value not in (None, "", (), [])
 
 
-def _shown(said: object) -> str:
-    return repr(said) if _says(said) else "none"
+def _shown(value: object) -> str:
+    return repr(value) if _is_set(value) else "none"
 
 
-def _whole(said: object) -> int | None:
+def _whole(value: object) -> int | None:
     """Return a number from an integer or its text of at most 9 digits; None for anything else."""
-    if isinstance(said, str) and said.isascii() and said.isdigit() and len(said) < 10:
-        return int(said)
-    return said if isinstance(said, int) and not isinstance(said, bool) else None
+    # Variables are texts, and TF_CONFIG may hold either. A text of very many digits would take `int` seconds.
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _read(flags: Mapping[str, Any], environment: Mapping[str, str]) -> _Sayings:
+def _read(flags: Mapping[str, Any], environment: Mapping[str, str]) -> _RoleFacts:
     """Return the values of the first source that has any: flags, TF_CONFIG, variables.
 
     Raise SettingsError if none has.
     """
-    if any(_says(flags.get(name)) for name in FLAGS.values()):
-        return _Sayings({what: flags.get(name) for what, name in FLAGS.items()}, FLAGS)
+    # Nothing is completed from another source, which may describe another cluster.
+    if any(_is_set(flags.get(name)) for name in FLAGS.values()):
+        return _RoleFacts({fact: flags.get(name) for fact, name in FLAGS.items()}, FLAGS)
     if environment.get("TF_CONFIG"):
         return _read_tf_config(environment["TF_CONFIG"])
     if any(environment.get(name) for name in _VARIABLES.values()):
-        return _Sayings({what: environment.get(name) for what, name in _VARIABLES.items()}, _VARIABLES)
+        return _RoleFacts({fact: environment.get(name) for fact, name in _VARIABLES.items()}, _VARIABLES)
     raise SettingsError(
         expected="a role: flags, TF_CONFIG, or JOB_NAME and TASK_INDEX",
         got="none of them",
@@ -239,16 +238,15 @@ def _read(flags: Mapping[str, Any], environment: Mapping[str, str]) -> _Sayings:
     )
 
 
-def _read_tf_config(text: str) -> _Sayings:
+def _read_tf_config(text: str) -> _RoleFacts:
     """Return the values of `TF_CONFIG`, with "chief" for both names of the master.
 
     Raise SettingsError if it is malformed.
     """
     try:
-        config = json.loads(text)
+        config = _object("TF_CONFIG", json.loads(text))
     except ValueError as error:
         raise _not_an_object("TF_CONFIG", f"{text[:40]!r} ({error})") from None
-    config = _object("TF_CONFIG", config)
     task = _object("TF_CONFIG, task", config.get("task"))
     cluster = dict(_object("TF_CONFIG, cluster", config.get("cluster")))
     unknown = [name for name in cluster if name not in _KINDS]
@@ -264,16 +262,16 @@ def _read_tf_config(text: str) -> _Sayings:
         )  # fmt: skip
     # From here on both names are "chief".
     cluster["chief"] = cluster.pop("master", None) or cluster.get("chief")
-    return _Sayings({"type": task.get("type"), "index": task.get("index"), **cluster}, _IN_TF_CONFIG)
+    return _RoleFacts({"type": task.get("type"), "index": task.get("index"), **cluster}, _IN_TF_CONFIG)
 
 
-def _object(where: str, said: object) -> Mapping[str, Any]:
-    """Return a JSON object, empty if it is missing inside `TF_CONFIG`; raise SettingsError if it is something else."""
-    if said is None and where != "TF_CONFIG":
+def _object(where: str, value: object) -> Mapping[str, Any]:
+    """Return a JSON object, empty if it is null inside `TF_CONFIG`; raise SettingsError if it is something else."""
+    if value is None and where != "TF_CONFIG":
         return {}
-    if not isinstance(said, Mapping):
-        raise _not_an_object(where, repr(said))
-    return said
+    if not isinstance(value, Mapping):
+        raise _not_an_object(where, repr(value))
+    return value
 
 
 def _not_an_object(where: str, got: str) -> SettingsError:
@@ -286,43 +284,44 @@ def _not_an_object(where: str, got: str) -> SettingsError:
 # --- checking and completing the whole ---
 
 
-def _refuse_impossible(said: _Sayings, hosts: Mapping[str, Sequence[str]]) -> None:
+def _refuse_impossible(facts: _RoleFacts, hosts: Mapping[str, Sequence[str]]) -> None:
     """Raise SettingsError if the hosts of a cluster do not fit together.
 
     That is a host named twice, two masters or evaluators, or parameter servers without workers.
     """
     seen: set[str] = set()
-    for what, listed in hosts.items():
-        for host in listed:
-            if host in seen:
-                raise said.refusal(what, "each host and port once", f"{host} twice", "Give each process its own port.")
-            seen.add(host)
-    for what, only in (("chief", "master"), ("evaluator", "evaluator")):
-        if len(hosts[what]) > 1:
-            raise said.refusal(what, f"one {only}", f"{len(hosts[what])} hosts", "Make the others workers.")
+    for task, host in ((task, host) for task, listed in hosts.items() for host in listed):
+        if host in seen:
+            raise facts.refusal(task, "each host and port once", f"{host} twice", "Give each process its own port.")
+        seen.add(host)
+    for task, kind in (("chief", "master"), ("evaluator", "evaluator")):
+        if len(hosts[task]) > 1:
+            raise facts.refusal(task, f"one {kind}", f"{len(hosts[task])} hosts", "Make the others workers.")
     if hosts["ps"] and not hosts["chief"] and not hosts["worker"]:
-        raise said.refusal("worker", "hosts of workers beside parameter servers", "none", "Name who trains.")
+        raise facts.refusal("worker", "hosts of workers beside parameter servers", "none", "Name who trains.")
 
 
-def _places(said: _Sayings, kind: Kind, hosts: Mapping[str, Sequence[str]]) -> int:
+def _places(facts: _RoleFacts, kind: Kind, hosts: Mapping[str, Sequence[str]]) -> int:
     """Return the number of processes of this kind; raise SettingsError if the cluster leaves out their hosts."""
-    what = "chief" if kind == "master" else kind
-    if hosts[what] or kind == "evaluator" or (kind != "ps" and not any(hosts.values())):
-        return max(1, len(hosts[what]))
-    raise said.refusal(what, f"hosts of the {kind} that this process is", "none", "Name its own host as well.")
+    task = "chief" if kind == "master" else kind
+    # An evaluator is no part of TensorFlow's cluster, and a process that is alone needs no hosts.
+    if hosts[task] or kind == "evaluator" or (kind != "ps" and not any(hosts.values())):
+        return max(1, len(hosts[task]))
+    raise facts.refusal(task, f"hosts of the {kind} that this process is", "none", "Name its own host as well.")
 
 
-def _with_last_worker_evaluating(said: _Sayings, role: Role, evaluators: Sequence[str]) -> Role:
+def _with_last_worker_evaluating(facts: _RoleFacts, role: Role, evaluators: Sequence[str]) -> Role:
     """Return the role in a cluster whose last worker is the evaluator.
 
     Raise SettingsError if there is an evaluator already, or no second worker.
     """
     if evaluators or role.is_evaluator:
-        raise said.refusal("evaluator", "no evaluator beside the last worker", "one", "Leave one of them out.")
+        raise facts.refusal("evaluator", "no evaluator beside the last worker", "one", "Leave one of them out.")
     if not role.worker_hosts or role.world < 2:
         got = f"{role.world}, the master included"
-        raise said.refusal("worker", "two workers or more, so that the last may evaluate", got, "Add a worker.")
+        raise facts.refusal("worker", "two workers or more, so that the last may evaluate", got, "Add a worker.")
     last = len(role.worker_hosts) - 1
     if role.kind == "worker" and role.index == last:
         role = replace(role, kind="evaluator", index=0)
+    # In all processes: with the last worker counted, the others would wait for a rank that never comes.
     return replace(role, worker_hosts=role.worker_hosts[:last])

@@ -20,6 +20,8 @@ material. A message may quote any part of a user's file, so each of its four par
 
 from __future__ import annotations
 
+from functools import partial
+
 __all__ = [
     "ClosedError",
     "DataError",
@@ -67,6 +69,8 @@ class StokerError(Exception):
 
     #: Exit code of a command that this error ends; `shared.commands` lists all codes.
     exit_code = 1
+    #: Further arguments that a class takes, beside the parts of the message.
+    _more: tuple[str, ...] = ()
 
     def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:
         self.expected = shortened(expected, _MOST["expected"])
@@ -81,11 +85,8 @@ class StokerError(Exception):
 
     # Exceptions are pickled with their positional arguments; these take keywords only.
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt, (type(self), self.expected, self.got, self.where, self.remedy)
-
-
-def _rebuilt(kind: type[StokerError], expected: str, got: str, where: str, remedy: str) -> StokerError:
-    return kind(expected=expected, got=got, where=where, remedy=remedy)
+        more = {name: getattr(self, name) for name in self._more}
+        return partial(type(self), **self.words(), **more), ()
 
 
 class SettingsError(StokerError):
@@ -99,16 +100,11 @@ class DataError(StokerError):
 class SampleError(DataError):
     """One sample cannot be decoded or transformed; its row is masked and `reason` counts it."""
 
+    _more = ("reason",)
+
     def __init__(self, *, reason: str, expected: str, got: str, where: str, remedy: str) -> None:
         self.reason = reason
         super().__init__(expected=expected, got=got, where=where, remedy=remedy)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt_sample, (self.reason, self.expected, self.got, self.where, self.remedy)
-
-
-def _rebuilt_sample(reason: str, expected: str, got: str, where: str, remedy: str) -> SampleError:
-    return SampleError(reason=reason, expected=expected, got=got, where=where, remedy=remedy)
 
 
 class ReadError(DataError):
@@ -140,17 +136,11 @@ class RefusedError(PeerError):
     """The other side understood and refused; `code` says why in one word."""
 
     exit_code = 4
+    _more = ("code",)
 
     def __init__(self, *, code: str, expected: str, got: str, where: str, remedy: str) -> None:
         self.code = code
         super().__init__(expected=expected, got=got, where=where, remedy=remedy)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt_refusal, (self.code, self.expected, self.got, self.where, self.remedy)
-
-
-def _rebuilt_refusal(code: str, expected: str, got: str, where: str, remedy: str) -> RefusedError:
-    return RefusedError(code=code, expected=expected, got=got, where=where, remedy=remedy)
 
 
 class LostError(PeerError):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shared.keys import ServerKeys
-    from shared.wire.declared import Role
+    from shared.wire.message_parts import Role
     from shared.wire.messages import Message, NotAttached, Refused
 
 __all__ = ["Guard"]

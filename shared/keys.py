@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 
 from shared.errors import SettingsError
 from shared.logs import Log
-from shared.wire.declared import ROLES
+from shared.wire.message_parts import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import zmq
 
-    from shared.wire.declared import Role
+    from shared.wire.message_parts import Role
 
 __all__ = ["ALLOWED", "AllowedKeys", "ClientKeys", "ServerKeys", "make_keys"]
 

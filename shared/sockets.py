@@ -13,7 +13,6 @@ import os
 import socket as posix
 import stat
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import zmq
@@ -30,7 +29,6 @@ __all__ = [
     "MAX_PAYLOAD",
     "MOST_WAITING",
     "Waker",
-    "Watched",
     "bind_router",
     "bind_sealed_router",
     "connect_dealer",
@@ -42,7 +40,6 @@ __all__ = [
     "read_waiting",
     "send_if_up",
     "send_now",
-    "watch_connection",
 ]
 
 #: A payload frame may be as long as the largest slot; headers are bounded by the codec.
@@ -76,13 +73,6 @@ _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 10, zmq.TCP_KEEPALIV
 # Plain numbers, because combining pyzmq's enumerations takes longer than sending a small frame.
 _NOW = int(zmq.DONTWAIT)
 _NOW_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """Change of a connection: it came up, or it was lost."""
-
-    up: bool
 
 
 def bind_router(
@@ -136,9 +126,9 @@ def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.
     """Return a ROUTER with a server's options, not yet bound."""
     router = context.socket(zmq.ROUTER)
     _set_common(router, endpoint)
-    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # or messages to peers that are gone vanish, and nobody learns of it
     router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects replaces its old connection at once
-    router.setsockopt(zmq.HANDSHAKE_IVL, 2000)
+    router.setsockopt(zmq.HANDSHAKE_IVL, 2000)  # who connects and says nothing holds a descriptor
     router.setsockopt(zmq.RCVBUF, _SERVER_RECEIVE_BUFFER)
     for option, value in _KEEPALIVE.items():
         router.setsockopt(option, value)
@@ -181,7 +171,7 @@ def connect_watched_dealer(
     dealer = context.socket(zmq.DEALER)
     with _close_on_failure(dealer):
         _set_up(dealer, endpoint, keys, identity)
-        monitor = watch_connection(dealer)
+        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         with _close_on_failure(monitor):
             dealer.connect(endpoint)
     return dealer, monitor
@@ -231,15 +221,10 @@ def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
         socket.setsockopt(zmq.SNDBUF, _LOOPBACK_SEND_BUFFER)
 
 
-def watch_connection(dealer: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Return a monitor socket that reports when the dealer's connection comes and goes from now on."""
-    return dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-
-
-def read_connection_events(monitor: zmq.Socket[bytes]) -> Iterator[Watched]:
-    """Yield the changes of the connection since the last call."""
+def read_connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
+    """Yield the changes of the connection since the last call: whether it came up, or was lost."""
     for event in read_events(monitor):
-        yield Watched(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        yield event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def read_events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
@@ -255,14 +240,15 @@ def read_events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
 def read_waiting(socket: zmq.Socket[bytes], most: int = MOST_WAITING) -> Iterator[list[zmq.Frame]]:
     """Yield multipart messages that wait on a socket, up to `most`, so that no peer starves the others.
 
-    Frames after the first 4096 of a message are dropped; no message of ours has so many. `more` is asked of the frame,
-    because asking the socket takes longer than receiving.
+    Frames after the first 4096 of a message are dropped; no message of ours has so many.
     """
     room = _MOST_FRAMES
     with contextlib.suppress(zmq.Again):
         while most > 0 and room > 0:
             frame = socket.recv(_NOW, copy=False)
             frames = [frame]
+            # Asked of the frame, because asking the socket takes longer than receiving. To the end in any case: frames
+            # left on the socket would be read as the beginning of the next message.
             while frame.more:
                 frame = socket.recv(_NOW, copy=False)
                 if len(frames) < _MOST_FRAMES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from shared.cluster_role import FLAGS, Role, role_of, says_a_place
+from shared.cluster_role import FLAGS, Role, has_place, role_of
 from shared.errors import SettingsError
 from shared.logs import Log
 from trainer_client.core.upcoming import Ranks
@@ -64,7 +64,7 @@ def ranks_said(rank: int | None, replicas: int, world: int | None) -> Ranks:
 
     Raise SettingsError if `world` contradicts the environment.
     """
-    if rank is not None or not says_a_place(os.environ):
+    if rank is not None or not has_place(os.environ):
         return Ranks(rank=rank or 0, replicas=replicas, world=replicas if world is None else world)
     place = role()
     ranks = Ranks(rank=place.rank * replicas, replicas=replicas, world=place.world * replicas)

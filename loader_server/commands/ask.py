@@ -13,7 +13,7 @@ from shared.errors import LostError
 from shared.keys import ClientKeys
 from shared.sockets import connect_dealer
 from shared.system.endpoint_file import FollowedEndpoint
-from shared.system.limits import refuse_small_limits_of_client
+from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Refused
 from shared.wire.refusing import error_of

@@ -24,7 +24,7 @@ import socket
 import struct
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["Brakes", "drop_packets", "let_packets_in", "too_fast"]
+
+_T = TypeVar("_T")
 
 #: Bytes that all connections together may have sent and we not taken in; one alone may take half. Small messages need
 #: some four times as much memory.
@@ -169,6 +171,7 @@ class Brakes:
         at_s, pause_s = self._last.get(fd, (-_FORGET_S, 0.0))
         pause_s = min(2 * pause_s, _LONGEST_STOP_S) if now_s - at_s < _FORGET_S else _FIRST_STOP_S
         self._last[fd], self._stopped[fd] = (now_s, pause_s), now_s + pause_s
+        # libzmq may close the descriptor at any moment, and the next connection get its number: it would pay for this.
         self._inodes[fd] = _inode(fd)
         _with_socket(fd, drop_packets)
 
@@ -183,6 +186,7 @@ class Brakes:
         del self._stopped[fd]
         if self._inodes.pop(fd) != _inode(fd):  # it has ended, and the descriptor was reused
             return
+        # Its client has given up and reconnected by then; of that this side hears nothing through its packet filter.
         if now_s >= self._last[fd][0] + _GIVEN_UP_S:
             self._freed, self._had, self._wait_until_s = -1, None, now_s + _BETWEEN_S
             _with_socket(fd, _hang_up)
@@ -191,17 +195,18 @@ class Brakes:
             _with_socket(fd, let_packets_in)
 
 
-def _with_socket(fd: int, do: Callable[[socket.socket], object]) -> None:
-    """Call `do` with a socket object for a descriptor of libzmq; ignore OSError, because libzmq may have closed it.
+def _with_socket(fd: int, do: Callable[[socket.socket], _T]) -> _T | None:
+    """Return what `do` returns for a socket object of libzmq's descriptor; None if libzmq has closed it.
 
     The object is detached afterwards: closing it would close libzmq's own descriptor.
     """
     with contextlib.suppress(OSError):
         opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
         try:
-            do(opened)
+            return do(opened)
         finally:
             opened.detach()
+    return None
 
 
 def _inode(fd: int) -> int:
@@ -219,12 +224,11 @@ def _hang_up(opened: socket.socket) -> None:
 
 def _received(fd: int) -> float | None:
     """Return the bytes that a connection has received, or None if it is closed or the kernel does not tell."""
-    found: list[float] = []
+    info = _with_socket(fd, _tcp_info)
+    # An older kernel fills in less than was asked for.
+    is_whole = info is not None and len(info) == _BYTES_RECEIVED.size
+    return float(_BYTES_RECEIVED.unpack(info)[0]) if is_whole else None
 
-    def look(opened: socket.socket) -> None:
-        told = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-        if len(told) == _BYTES_RECEIVED.size:
-            found.append(float(_BYTES_RECEIVED.unpack(told)[0]))
 
-    _with_socket(fd, look)
-    return found[0] if found else None
+def _tcp_info(opened: socket.socket) -> bytes:
+    return opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)

@@ -5,7 +5,11 @@ to the last that varies are flattened into one: `tokens` [32, any, 80] crosses a
 `tokens:shape`, three numbers. A value of fixed shape crosses as it is. The fields on the wire describe the element
 completely.
 
-Rules: pure; knows no TensorFlow. Keys of elements have no colon.
+A data set that a trainer sends is the values of an element and a TensorFlow graph, as bytes; equal bytes are the same
+data.
+
+Rules: pure; knows no TensorFlow, and no Python objects cross; a reader survives any bytes. Keys of elements have no
+colon.
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import numpy as np
 
+from shared.errors import DataError
 from shared.hashing import fingerprint
-from shared.wire.batch_layout import Field
+from shared.wire.batch_layout import DTYPES, Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,14 +31,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "MOST_BYTES",
     "ElementValue",
+    "SentGraph",
     "digest_of",
+    "digest_of_graph",
     "element_of",
     "fields_of_element",
     "flat_values",
     "values_of_element",
     "values_on_wire",
 ]
+
+#: Largest graph, with the lookup tables inside it; larger tables have to be read from files.
+MOST_BYTES = 64 * 2**20
 
 _VALUES, _SHAPE = ":values", ":shape"
 
@@ -122,3 +134,47 @@ def digest_of(flat: Mapping[str, NDArray[np.generic]]) -> int:
     parts = (part for key in sorted(flat) for part in (f"{key} {flat[key].shape}", flat[key].tobytes()))
     # 15 hexadecimal digits are 60 bits, below the sign bit of an int64.
     return int(fingerprint(*parts)[:15], 16) or 1
+
+
+# --- a data set that a trainer sends ---
+
+
+@dataclass(frozen=True, slots=True)
+class SentGraph:
+    """Serialized GraphDef (`graph`) whose elements are dicts of `values`."""
+
+    values: tuple[ElementValue, ...]
+    graph: bytes
+
+    def encode(self) -> bytes:
+        """Return values and graph as bytes."""
+        described = [[value.key, value.dtype, value.shape] for value in self.values]
+        packed: bytes = msgpack.packb([described, self.graph])
+        return packed
+
+    @staticmethod
+    def decode(content: bytes, where: str) -> SentGraph:
+        """Return what `encode` wrote; raise DataError for any other bytes."""
+        try:
+            described, graph = msgpack.unpackb(content)
+            values = tuple(_described(*facts) for facts in described)
+        except Exception as error:  # bytes that are none raise many kinds of errors
+            raise DataError(
+                expected="a graph as a trainer sends it",
+                got=type(error).__name__,
+                where=where,
+                remedy="Remove it; the next trainer_client.distribute sends it anew.",
+            ) from None
+        return SentGraph(values, bytes(graph))
+
+
+def _described(key: str, dtype: str, shape: list[int | None]) -> ElementValue:
+    """Return a value of the element; raise ValueError if it is not one."""
+    if not isinstance(key, str) or dtype not in DTYPES or not all(size is None or size >= 0 for size in shape):
+        raise ValueError
+    return ElementValue(key, dtype, tuple(shape))
+
+
+def digest_of_graph(content: bytes) -> str:
+    """Return the fingerprint that names this content."""
+    return fingerprint(content)

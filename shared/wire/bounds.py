@@ -18,13 +18,13 @@ __all__ = [
     "Blob",
     "Boolean",
     "Check",
+    "Choice",
     "Dtype",
     "FixedList",
     "Integer",
     "Many",
     "Maybe",
     "Number",
-    "OneOf",
     "OutOfBounds",
     "Rate",
     "Record",
@@ -152,7 +152,7 @@ class Dtype:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class Choice:
     """Check of one of a few names."""
 
     names: tuple[str, ...]

@@ -1,29 +1,36 @@
-"""Parts of messages: the records inside them, and the checks that their fields share.
+"""What messages are made of: their declaration and registry, the records inside them, and checks that fields share.
 
-Rules: pure; otherwise as for messages.
+Rules: pure; a message registers itself where it is declared, with its name on the wire and the roles that may send it
+to which server; its checks stand at its fields.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from shared.wire.batch_layout import BucketShape, Field
 from shared.wire.bounds import Blob, Boolean, Check, Dtype, FixedList, Integer, Many, Maybe, Rate, Text, record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "COUNT",
     "EPOCH",
     "FLAG",
     "ID",
+    "KINDS",
     "MS",
     "NAME",
     "PROSE",
     "RANK",
+    "ROLES",
     "SHARE",
     "SIZE",
     "SLOT",
+    "SPEAKERS",
     "UID",
     "WORLD",
     "BookMark",
@@ -32,12 +39,15 @@ __all__ = [
     "EpochDone",
     "Failure",
     "Lease",
+    "Message",
     "MetricStates",
     "MetricSums",
     "Part",
     "PartGradient",
+    "Role",
     "RoundPlace",
     "Seal",
+    "Server",
     "SharedSlots",
     "Ticket",
     "VariablePart",
@@ -46,8 +56,54 @@ __all__ = [
     "WorkerAddress",
     "clipped",
     "escaped",
+    "message",
     "wire",
 ]
+
+
+#: Roles that a key can give its holder.
+Role = Literal["coordinator", "worker", "trainer"]
+
+ROLES: tuple[Role, ...] = ("coordinator", "worker", "trainer")
+
+#: Kinds of servers; parameter servers have trainers' keys.
+Server = Literal["coordinator", "worker", "parameter server"]
+
+
+class Message:
+    """Base of all messages; `kind` is the name on the wire."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    checks: ClassVar[dict[str, Check]]
+
+
+_M = TypeVar("_M", bound=Message)
+
+#: Message classes by name on the wire.
+KINDS: dict[str, type[Message]] = {}
+
+#: Messages that each server understands, and the roles that may send them; messages that no server takes are answers.
+SPEAKERS: dict[Server, dict[type[Message], frozenset[Role]]] = {"coordinator": {}, "worker": {}, "parameter server": {}}
+
+
+def message(name: str, *, to: Server | None = None, by: Iterable[Role] = ()) -> Callable[[type[_M]], type[_M]]:
+    """Return a decorator that registers a dataclass as the message `name`, which roles `by` may send to server `to`.
+
+    Raise AssertionError if the name is taken.
+    """
+
+    def register(kind: type[_M]) -> type[_M]:
+        if name in KINDS:
+            raise AssertionError(f"two messages are called {name}: {KINDS[name].__module__} and {kind.__module__}")
+        kind.kind = name
+        kind.checks = {field.name: field.metadata["check"] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        KINDS[name] = kind
+        if to is not None:
+            SPEAKERS[to][kind] = frozenset(by)
+        return kind
+
+    return register
 
 
 def wire(check: Check, default: Any = dataclasses.MISSING) -> Any:

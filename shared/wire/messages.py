@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.bounds import FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
-from shared.wire.declared import KINDS, ROLES, Message, message
+from shared.wire.bounds import Choice, FixedList, Integer, Many, Maybe, Share, Text, record
 from shared.wire.message_parts import (
     COUNT,
     EPOCH,
     FLAG,
     ID,
+    KINDS,
     MS,
     NAME,
     PROSE,
     RANK,
+    ROLES,
     SHARE,
     SIZE,
     UID,
@@ -27,12 +28,14 @@ from shared.wire.message_parts import (
     BookMark,
     Cursor,
     DoneSet,
+    Message,
     Seal,
     SharedSlots,
     Ticket,
     WireField,
     WireShape,
     WorkerAddress,
+    message,
     wire,
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
@@ -117,7 +120,7 @@ class Attach(Message):
     incarnation: int = wire(ID)
     name: str = wire(NAME)
     cursor: Cursor | None = wire(Maybe(record(Cursor)))
-    work: str | None = wire(Maybe(OneOf((*WORK, MEASURE, VERIFY))))
+    work: str | None = wire(Maybe(Choice((*WORK, MEASURE, VERIFY))))
     done: DoneSet | None = wire(Maybe(record(DoneSet)))
     world_version: int | None = wire(Maybe(COUNT))
     tenure: int | None = wire(Maybe(COUNT))
@@ -132,7 +135,7 @@ class Attached(Message):
     job: str = wire(NAME)
     stream: str = wire(NAME)
     evaluation: bool = wire(FLAG)
-    work: str | None = wire(Maybe(OneOf(WORK)))
+    work: str | None = wire(Maybe(Choice(WORK)))
     book: BookMark | None = wire(Maybe(record(BookMark)))
     cursor: Cursor = wire(record(Cursor))
     next_group: int = wire(WORLD)
@@ -318,8 +321,8 @@ class Welcome(Message):
     incarnation: int = wire(ID)
     shared: bool = wire(FLAG)
     reason: str = wire(PROSE)
-    float32: str = wire(OneOf(FLOAT32_FORMS))
-    compression: str = wire(OneOf(COMPRESSIONS))
+    float32: str = wire(Choice(FLOAT32_FORMS))
+    compression: str = wire(Choice(COMPRESSIONS))
     sealed_port: int = wire(Integer(0, 65535))
 
 

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 from shared.errors import DataError, RefusedError, StokerError, WorldChangedError
 from shared.wire import messages as m
-from shared.wire.declared import ROLES, SPEAKERS
-from shared.wire.message_parts import clipped
+from shared.wire.message_parts import ROLES, SPEAKERS, clipped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from shared.wire.declared import Role
-    from shared.wire.message_parts import Ticket
+    from shared.wire.message_parts import Role, Ticket
 
 __all__ = [
     "TO_COORDINATOR", "TO_PARAMETER_SERVER", "TO_WORKER", "error_of", "not_attached", "refusal_of_role", "refused",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.cluster_role import Role, role_of, says_a_place
+from shared.cluster_role import Role, has_place, role_of
 from shared.errors import SettingsError
 
 PS = ("10.0.0.1:2222", "10.0.0.2:2222")
@@ -230,7 +230,7 @@ def test_an_evaluator_in_tf_config_leaves_no_room_for_another():
             tf_config({"worker": ["a:1"]}),
             "TF_CONFIG, task.type: expected one of master, chief, worker, ps, evaluator, got",
         ),
-        (tf_config(type="wroker", index=0), "evaluator, perhaps \"worker\", got 'wroker'. Say what this process is."),
+        (tf_config(type="wroker", index=0), "evaluator, perhaps \"worker\", got 'wroker'. Set what this process is."),
         (tf_config(type=1, index=0), "TF_CONFIG, task.type: expected one of"),
         (
             tf_config({"worker": {"0": "a:1"}}, type="worker"),
@@ -312,9 +312,9 @@ def test_every_combination_is_a_role_or_an_error_of_the_users(environment):
 
 @pytest.mark.parametrize("said", [frozenset(s) for n in range(3) for s in itertools.combinations(NAMES, n)])
 def test_a_job_name_alone_does_not_place_a_process(said):
-    assert says_a_place(dict.fromkeys(said, "1")) == bool(said - {"JOB_NAME"})
-    assert not says_a_place(dict.fromkeys(said, ""))
+    assert has_place(dict.fromkeys(said, "1")) == bool(said - {"JOB_NAME"})
+    assert not has_place(dict.fromkeys(said, ""))
 
 
 def test_tf_config_places_a_process():
-    assert says_a_place({"TF_CONFIG": "{}"})
+    assert has_place({"TF_CONFIG": "{}"})

@@ -14,7 +14,7 @@ import zmq.utils.monitor
 from shared.errors import SettingsError
 from shared.keys import AllowedKeys, ClientKeys, ServerKeys, make_keys
 from shared.sockets import bind_router, connect_dealer
-from shared.wire.declared import ROLES
+from shared.wire.message_parts import ROLES
 from tests.support.another_user import as_another_user, folder_for_all
 
 SECRETS = {f"{role}.key_secret" for role in ROLES}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.metrics.names import Metric
-    from shared.wire.declared import Role
+    from shared.wire.message_parts import Role
 
 for _module in ("loader_server.metrics", "trainer_client.session.metrics"):  # metrics register themselves
     importlib.import_module(_module)

@@ -52,7 +52,7 @@ def audited(laps: Iterable[Lap], world: int) -> Discrepancies:
 
 def _due(lap: Lap, world: int) -> list[int]:
     """Return the batch numbers that the plan gives this rank in the rounds it went; in all rounds if the lap ended."""
-    # All rounds of an ended lap, however many it reports: a trainer that was told an early end has lost the others.
+    # All rounds of an ended lap, however many it reports: a trainer that saw an early end has lost the others.
     planned = islice(rounds(0, lap.batches, lap.group, world), None if lap.ended else lap.rounds)
     places = [each_round.place(lap.rank) for each_round in planned]
     return [place.number for place in places if not place.empty]

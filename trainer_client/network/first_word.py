@@ -11,7 +11,7 @@ from shared.endpoints import check_coordinator
 from shared.errors import LostError
 from shared.logs import Log
 from shared.silence import Silence
-from shared.system.limits import refuse_small_limits_of_client
+from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.refusing import error_of
 from trainer_client.network.coordinator_client import CoordinatorClient

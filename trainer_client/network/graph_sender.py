@@ -14,8 +14,8 @@ import zmq
 
 from shared.errors import LostError
 from shared.logs import Log
-from shared.pipelines.sent_graph import digest_of_graph
-from shared.system.limits import refuse_small_limits_of_client
+from shared.pipelines.element_values import digest_of_graph
+from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.message_parts import PIECE_BYTES
 from shared.wire.refusing import error_of

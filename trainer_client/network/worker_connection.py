@@ -86,10 +86,10 @@ class WorkerConnection:
 
     def read_changes(self) -> Iterator[bool]:
         """Yield each change of the connection: True if it came up, False if it went down."""
-        for event in read_connection_events(self.monitor):
-            if not event.up and self.sealed is not None:
+        for is_up in read_connection_events(self.monitor):
+            if not is_up and self.sealed is not None:
                 self.sealed.forget()
-            yield event.up
+            yield is_up
 
     def read(self, now_s: float) -> Iterator[tuple[Message, memoryview | SealedPayload | None]]:
         """Yield messages, with their payloads; hold back a Pong that overtook sealed payloads until they arrive."""

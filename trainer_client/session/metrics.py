@@ -195,11 +195,11 @@ def _samples_while_used(
 def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:
     """Yield the samples of all metrics of a feed."""
     name, stream = receiver.settings.core.stream, receiver.stream
-    yield MetricSamples.one(GARBAGE, receiver.count_garbage())
-    yield MetricSamples.one(UNSEALED, receiver.count_fallbacks(), name)
-    yield MetricSamples.one(COPIED, maker.copied, name)
+    yield MetricSamples.single(GARBAGE, receiver.count_garbage())
+    yield MetricSamples.single(UNSEALED, receiver.count_fallbacks(), name)
+    yield MetricSamples.single(COPIED, maker.copied, name)
     yield MetricSamples(SLOTS, {(name, state.value): stream.slots.count(state) for state in SlotState})
-    yield MetricSamples.one(STAGED, accounts.staged, name)
+    yield MetricSamples.single(STAGED, accounts.staged, name)
     yield from _wants(stream, name)
     yield from _waits(accounts.counts, name)
     yield from _reads(accounts.counts, name)
@@ -207,14 +207,14 @@ def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -
 
 def _wants(stream: AttachedStream, name: str) -> Iterator[MetricSamples]:
     wants, answers = stream.wants, stream.answers
-    yield MetricSamples.one(ASKED, wants.asked, name)
-    yield MetricSamples.one(ASKED_AGAIN, wants.asked_again, name)
-    yield MetricSamples.one(HEDGED, wants.hedged, name)
-    yield MetricSamples.one(STALE_BATCHES, answers.stale, name)
-    yield MetricSamples.one(REJECTED, answers.rejected, name)
-    yield MetricSamples.one(LOST_WANTS, answers.lost_on_the_way, name)
-    yield MetricSamples.one(RETRACTED, wants.retracted, name)
-    yield MetricSamples.one(SUSPECTED, stream.tickets.suspected, name)
+    yield MetricSamples.single(ASKED, wants.asked, name)
+    yield MetricSamples.single(ASKED_AGAIN, wants.asked_again, name)
+    yield MetricSamples.single(HEDGED, wants.hedged, name)
+    yield MetricSamples.single(STALE_BATCHES, answers.stale, name)
+    yield MetricSamples.single(REJECTED, answers.rejected, name)
+    yield MetricSamples.single(LOST_WANTS, answers.lost_on_the_way, name)
+    yield MetricSamples.single(RETRACTED, wants.retracted, name)
+    yield MetricSamples.single(SUSPECTED, stream.tickets.suspected, name)
 
 
 def _waits(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:
@@ -226,15 +226,15 @@ def _waits(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:
     }
     yield MetricSamples(WAIT_SPLIT, {(stream, part): seconds for part, seconds in parts.items()})
     if counts.step_wait_s is not None:
-        yield MetricSamples.one(STEP_WAIT, counts.step_wait_s, stream)
+        yield MetricSamples.single(STEP_WAIT, counts.step_wait_s, stream)
     yield MetricSamples(PHASE_TIME, {(stream, phase): seconds for phase, seconds in counts.phases_s.items()})
-    yield MetricSamples.one(RETRACES, counts.retraces, stream)
+    yield MetricSamples.single(RETRACES, counts.retraces, stream)
 
 
 def _reads(counts: ReadCounts, stream: str) -> Iterator[MetricSamples]:
-    yield MetricSamples.one(READ_BATCHES, counts.batches, stream)
-    yield MetricSamples.one(READ_BYTES, counts.nbytes, stream)
-    yield MetricSamples.one(TRAINED_ROUNDS, counts.rounds, stream)
+    yield MetricSamples.single(READ_BATCHES, counts.batches, stream)
+    yield MetricSamples.single(READ_BYTES, counts.nbytes, stream)
+    yield MetricSamples.single(TRAINED_ROUNDS, counts.rounds, stream)
     rows = {"sample": counts.sample_rows, "masked": counts.masked_rows, "vacant": counts.vacant_rows}
     yield MetricSamples(READ_ROWS, {(stream, kind): count for kind, count in rows.items()})
     padded = {"sample": counts.sample_bytes, "padding": counts.padding_bytes, "masked": counts.masked_bytes}

@@ -38,7 +38,7 @@ from shared.wire.batch_layout import ALIGNMENT
 from trainer_client.core.upcoming import Ranks
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.element_structure import assembler, masked_batches, shapes_of
-from trainer_client.tf.iterators import Openings, generate
+from trainer_client.tf.iterators import Openings, Witness, generate
 from trainer_client.tf.leased_elements import LeasedElements, refuse_graph, refuse_uncounted
 from trainer_client.tf.private_api import keep_with_graph, untune_devices, untuned
 from trainer_client.tf.staging import Staging
@@ -97,9 +97,8 @@ def distributed(
     _prepare(session)
     counting = _Counting(session)
     source = _pipeline(Openings(session, structure, _FromAfar(counting))).prefetch(PREFETCH)
-    source.cardinality = lambda: tf.constant(
-        session.cursor.most_rounds(), tf.int64
-    )  # Keras reads it as the number of steps, and steps are rounds
+    # Keras reads it as the number of steps, and steps are rounds.
+    source.cardinality = lambda: tf.constant(session.cursor.most_rounds(), tf.int64)
     # A strategy may return an object of another class, whose iteration cannot be observed this way.
     data = strategy.distribute_datasets_from_function(lambda _context: source)
     if type(data) is DistributedDatasetsFromFunction:
@@ -111,6 +110,8 @@ def distributed(
 @functools.cache
 def copies_batches() -> bool:
     """Return whether this TensorFlow copies what a generator yields, as 2.18 does; 2.21 takes aligned arrays."""
+    # By trying: whether the address is the same is all that tells, and no release says it. TensorFlow takes only arrays
+    # that begin at a multiple of 64 bytes as they are, which a new array need not.
     raw = np.zeros(4096 + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     array = raw[start : start + 4096]
@@ -124,7 +125,7 @@ def copies_batches() -> bool:
 
 def _prepare(session: FeedSession) -> None:
     """Prepare the session and this process for TensorFlow: flushing, Ctrl-C, and Keras' warnings switched off."""
-    copies_batches()  # at the start, because it logs what it finds
+    copies_batches()  # at the start, because it logs the answer
     session.serve_framework(let_go=flush_references, on_close=ctrl_c.forget)
     ctrl_c.watch(session)
     # Keras warns that it stops at an epoch shorter than the longest, although it goes on with the next one; and that a
@@ -201,35 +202,30 @@ class _Counting:
 
         It takes an element of the iterator, so call it only when the old consumer wants no more.
         """
-        session = self.session
-        if session.evaluation or session.in_queue or session.error is not None:
+        session, iterator = self.session, self._iterator
+        is_counted_elsewhere = session.evaluation or session.in_queue
+        if is_counted_elsewhere or session.error is not None or iterator is None or self._batches is None:
             return
-        if self._iterator is None or self._batches is None:
-            return
-        if not bool(self._iterator.get_next_as_optional().has_value()):
+        # A pass that Python reads reports its end. Inside a graph only the iterator knows, and asking takes an element.
+        if not bool(iterator.get_next_as_optional().has_value()):
             self.on_ended()
 
 
-class _FromAfar:
+class _FromAfar(Witness):
     """Weak link from passes to their `_Counting`.
 
     TensorFlow keeps a pass as long as its iterator exists, and the counting holds the iterator: if passes held the
-    counting, none of them, nor their feed, would ever be freed.
+    counting, none of them, nor their feed, would ever be freed. Batches that were read to the end count nothing here:
+    they may still be on their way to the consumer.
     """
 
     def __init__(self, counting: _Counting) -> None:
         self._held = weakref.ref(counting)
 
-    def on_opening(self) -> None:
-        """Let every pass begin."""
-
     def on_opened(self, batches: BatchIterator) -> None:
         """Tell the counting, if it still exists."""
         if (counting := self._held()) is not None:
             counting.on_opened(batches)
-
-    def on_read_to_end(self, batches: BatchIterator) -> None:
-        """Count nothing: batches that were read may still be on their way to the consumer."""
 
     def on_stopped(self, error: BaseException) -> None:
         """Tell the counting, if it still exists."""
@@ -237,7 +233,7 @@ class _FromAfar:
             counting.on_stopped(error)
 
 
-class _Derived:
+class _Derived(Witness):
     """Witness of passes over derived datasets: it warns of training on one, which nothing counts."""
 
     def __init__(self, session: FeedSession) -> None:
@@ -248,12 +244,6 @@ class _Derived:
         """Raise SettingsError in queue mode, where somebody has to report which batches are done."""
         if self._session.in_queue:
             raise refuse_uncounted()
-
-    def on_opened(self, batches: BatchIterator) -> None:
-        """Ignore it: opening alone is no training."""
-
-    def on_stopped(self, error: BaseException) -> None:
-        """Ignore it: the consumer gets TensorFlow's own error."""
 
     def on_read_to_end(self, batches: BatchIterator) -> None:
         """Warn: one full pass may be just a look, but several from the same cursor suggest training."""
@@ -385,6 +375,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
             self.counting.on_ended()
             raise
         except (tf.errors.OpError, RuntimeError):
+            # TensorFlow wraps what our pass raised into an error of its own, and a Ctrl-C into an unknown one.
             ctrl_c.raise_pending()
             error = self.counting.session.error or self.counting.error
             if error is None:  # TensorFlow's own failure, not ours

@@ -101,6 +101,7 @@ def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequen
         parts = [_assembler(part, leaf, places) for part in spec]
         return None if None in parts else lambda flat: tuple([part(flat) for part in parts])  # type: ignore[misc]
     if type(spec) is dict:
+        # TensorFlow sorts the keys of a dict as it flattens it; the element has them in the order of the spec.
         by_key = {key: _assembler(spec[key], leaf, places) for key in sorted(spec)}
         ordered = {key: by_key[key] for key in spec}
         return None if None in by_key.values() else lambda flat: {key: part(flat) for key, part in ordered.items()}  # type: ignore[misc]

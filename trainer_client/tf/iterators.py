@@ -15,7 +15,7 @@ import os
 import weakref
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -48,8 +48,8 @@ _ENDLESS = 2**62
 _NUMBER = tf.TensorSpec((), tf.int64)
 
 
-class Witness(Protocol):
-    """Observer of passes."""
+class Witness:
+    """Observer of passes; each method does nothing unless a subclass wants to know."""
 
     def on_opening(self) -> None:
         """Let a pass begin, or raise an error to prevent it."""
@@ -108,6 +108,7 @@ class FeedPass:
         return self
 
     def __next__(self) -> list[Any]:
+        # As Python shuts down, this is where a thread of TensorFlow's would stay for ever.
         exit_guard.enter(self)
         try:
             return self._next()
@@ -124,7 +125,8 @@ class FeedPass:
         except StopIteration:
             self._openings.witness.on_read_to_end(self._batches)
             raise
-        except BaseException as error:
+        except BaseException as error:  # raised again, an interrupt too, each time that TensorFlow asks
+            # `end` may have come first, while we waited: TensorFlow then sees the end, not the error of a closed feed.
             self._error = self._error or error
             self._openings.witness.on_stopped(self._error)
             raise self._error from None
@@ -135,6 +137,7 @@ class FeedPass:
         self._batches.close()
 
     def __del__(self) -> None:
+        # TensorFlow drops an iterator that nobody reads to its end without a word, and its slots have to come back.
         self._batches.close()
         exit_guard.leave(self)
 
@@ -161,6 +164,7 @@ _PASSES: dict[int, _LazyPass] = {}
 
 def _begin(dataset: np.int64) -> Any:
     """Register the pass of a new iterator of a dataset, and return the iterator's number."""
+    # A number, because a traced function can capture no Python object: it is traced once for all iterators.
     number = next(_NUMBERS)
     _PASSES[number] = _LazyPass(_OPENINGS[int(dataset)])
     return np.int64(number)
@@ -181,6 +185,7 @@ def generate(openings: Openings, signature: Any) -> tf.data.Dataset:
     """Return a dataset whose elements are fetched by the thread that asks for them, without waking another one."""
     _tell_when_python_ends()
     number, specs = next(_NUMBERS), tuple(tf.nest.flatten(signature))
+    # Outside of the caller's graph and device: the functions are kept for all later datasets of these elements.
     with tf.init_scope(), tf.device(None):
         functions = _functions(specs)
     iterators = tf.raw_ops.GeneratorDataset(
@@ -243,12 +248,12 @@ def _kinds(specs: Sequence[tf.TensorSpec]) -> dict[str, Any]:
 #: The first attribute keeps a function on one device: TensorFlow optimises a function that might need several devices
 #: anew for each iterator, which took 12 of 15 ms for a pass of two small batches. tf.data sets the second on its own
 #: functions.
-_ON_ONE_DEVICE = {"experimental_ints_on_device": True, "_tf_data_function": True}
+_SINGLE_DEVICE = {"experimental_ints_on_device": True, "_tf_data_function": True}
 
 
 def _traced(function: Callable[[tf.Tensor], Any]) -> Any:
     """Return the concrete function of a number, without AutoGraph, because it has no loop to convert."""
-    made = tf.function(function, input_signature=[_NUMBER], autograph=False, experimental_attributes=_ON_ONE_DEVICE)
+    made = tf.function(function, input_signature=[_NUMBER], autograph=False, experimental_attributes=_SINGLE_DEVICE)
     return made.get_concrete_function()
 
 

@@ -38,7 +38,6 @@ class _AsItIs(script_ops.EagerFunc):  # type: ignore[misc] # TensorFlow has no t
     """Calls the function, and returns its result unexamined."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        # Not super's, which would wrap the function in what examines its results.
         self._function = function
 
     def __call__(self, _device: object, _token: object, args: Sequence[Any]) -> Any:
@@ -61,7 +60,6 @@ def keep_with_graph(used: object) -> None:
     """
     if tf.executing_eagerly():
         return
-    # The outermost: the graph of a loop's body goes once it is part of the function around it, which calls it on.
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) not in {None, graph}:
         graph = graph.outer_graph

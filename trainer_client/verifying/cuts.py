@@ -7,24 +7,14 @@ where a trainer of that world could have saved its cursor. Together the parts ha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shared.rounds import rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from random import Random
 
 __all__ = ["CutPart", "cut_plan"]
-
-
-class Draws(Protocol):
-    """Source of random numbers, such as `random.Random`."""
-
-    def randint(self, a: int, b: int) -> int:
-        """Return a number from `a` to `b`, both included."""
-
-    def sample(self, population: range, k: int) -> Sequence[int]:
-        """Return `k` different members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +26,7 @@ class CutPart:
     world: int
 
 
-def cut_plan(batches: int, group: int, cuts: int, draws: Draws) -> list[CutPart]:
+def cut_plan(batches: int, group: int, cuts: int, draws: Random) -> list[CutPart]:
     """Return the parts of the first `batches` batches.
 
     There are `cuts` cuts, or fewer where rounds leave no room for them.
@@ -46,12 +36,12 @@ def cut_plan(batches: int, group: int, cuts: int, draws: Draws) -> list[CutPart]
     parts: list[CutPart] = []
     start = 0
     for wanted in stops:
-        if wanted <= start:
+        if wanted <= start:  # the round that an earlier cut fell into reaches past this one
             continue
         world = draws.randint(1, group)
         # The last batches of a limited reading may end within a group, and rounds go by whole groups.
         end = -(-batches // group) * group
-        stop = next(one.stop for one in rounds(start, end, group, world) if one.stop >= wanted)
+        stop = next(each.stop for each in rounds(start, end, group, world) if each.stop >= wanted)
         parts.append(CutPart(start, min(stop, batches), world))
         start = stop
         if start >= batches:

@@ -63,8 +63,8 @@ class Difference:
 def differences(here: Iterable[EpochDigests], there: Iterable[EpochDigests]) -> list[Difference]:
     """Return all batches that differ between two readings of the same epochs, in order."""
     return [
-        Difference(mine.epoch, number, one, other)
-        for mine, theirs in zip(here, there, strict=True)
-        for number, (one, other) in enumerate(zip_longest(mine.batches, theirs.batches))
-        if one != other
+        Difference(ours.epoch, number, our_digest, their_digest)
+        for ours, theirs in zip(here, there, strict=True)
+        for number, (our_digest, their_digest) in enumerate(zip_longest(ours.batches, theirs.batches))
+        if our_digest != their_digest
     ]

@@ -52,80 +52,54 @@ class EpochsOfJob:
     connect_timeout_s: float
 
 
-class _NumberedFeed:
-    """One attached verifier; `world` ranks are read together, in rounds."""
-
-    def __init__(self, source: EpochsOfJob, world: int) -> None:
-        keys = source.keys
-        self._receiver = Receiver(
-            ReceiverSettings(
-                core=CoreSettings(
-                    job="",
-                    stream=source.stream,
-                    ranks=Ranks(rank=0, replicas=world, world=world),
-                    incarnation=secrets.randbits(63),
-                    name=trainer_name(),
-                    boot_id=boot_id(),
-                    work=VERIFY,
-                    verify=True,
-                ),
-                endpoint=source.endpoint,
-                coordinator_keys=ClientKeys.read(keys, "trainer", to="coordinator") if keys else None,
-                worker_keys=ClientKeys.read(keys, "trainer", to="worker") if keys else None,
-                connect_timeout_s=source.connect_timeout_s,
-            )
-        )
-        self._maker = BatchMaker(self._receiver)
-
-    def learn_cursor(self) -> Cursor:
-        """Attach and return the job's cursor, which has its group and plan."""
-        return self._receiver.attach(None).cursor
-
-    @property
-    def is_evaluation(self) -> bool:
-        """Return whether each epoch of the stream is the same."""
-        return self._receiver.spec.evaluation
-
-    def resume(self, cursor: Cursor) -> Cursor:
-        """Attach at a cursor; return the cursor that the job gave."""
-        return self._receiver.attach(cursor).cursor
-
-    def count_batches(self, cursor: Cursor) -> int:
-        """Return the number of batches of the cursor's epoch."""
-        return self._receiver.ask_batches(cursor.epoch, cursor.group)
-
-    def read(self, cursor: Cursor, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield number and digest of each batch from the cursor on, before `stop`; empty places are left out.
-
-        Raise ProtocolError if the epoch ends earlier.
-        """
-        reader = Reader(Position(cursor.epoch, cursor.number, cursor.group))
-        at = cursor.number
-        try:
-            while at < stop:
-                item = self._receiver.outbox.take(reader)
-                if item is None:
-                    raise _ended_early(cursor, at, stop)
-                batch = self._maker.make(item)
-                del item
-                if not batch.empty:
-                    at = batch.number + 1
-                    yield batch.number, batch.digest
-        finally:
-            self._receiver.outbox.leave(reader)
-
-    def close(self) -> None:
-        """Leave the job."""
-        self._receiver.close(2.0)
-
-
 @contextmanager
-def _connected(source: EpochsOfJob, world: int = 1) -> Iterator[_NumberedFeed]:
-    connection = _NumberedFeed(source, world)
+def _connected(source: EpochsOfJob, world: int = 1) -> Iterator[Receiver]:
+    """Yield the receiver of a verifier, not yet attached; its `world` ranks are read together, in rounds."""
+    keys = source.keys
+    receiver = Receiver(
+        ReceiverSettings(
+            core=CoreSettings(
+                job="",
+                stream=source.stream,
+                ranks=Ranks(rank=0, replicas=world, world=world),
+                incarnation=secrets.randbits(63),
+                name=trainer_name(),
+                boot_id=boot_id(),
+                work=VERIFY,
+                verify=True,
+            ),
+            endpoint=source.endpoint,
+            coordinator_keys=ClientKeys.read(keys, "trainer", to="coordinator") if keys else None,
+            worker_keys=ClientKeys.read(keys, "trainer", to="worker") if keys else None,
+            connect_timeout_s=source.connect_timeout_s,
+        )
+    )
     try:
-        yield connection
+        yield receiver
     finally:
-        connection.close()
+        receiver.close(2.0)
+
+
+def _read(receiver: Receiver, cursor: Cursor, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield number and digest of each batch from the cursor on, before `stop`; empty places are left out.
+
+    Raise ProtocolError if the epoch ends earlier.
+    """
+    maker, reader = BatchMaker(receiver), Reader(Position(cursor.epoch, cursor.number, cursor.group))
+    next_number = cursor.number
+    try:
+        while next_number < stop:
+            item = receiver.outbox.take(reader)
+            if item is None:
+                ended = f"an end before batch {next_number}"
+                raise _defect("the loaders", f"{stop} batches in epoch {cursor.epoch}", ended)
+            batch = maker.make(item)
+            del item  # or its slot would stay lent while the next batch is waited for
+            if not batch.empty:
+                next_number = batch.number + 1
+                yield batch.number, batch.digest
+    finally:
+        receiver.outbox.leave(reader)
 
 
 def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _done, _of: None) -> list[EpochDigests]:
@@ -134,27 +108,32 @@ def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _
     `note` is called with the number of batches read and to read in the epoch. Raise NotComparableError if the job reads
     in another group, or has no such epochs.
     """
-    with _connected(source) as connection:
-        start = connection.learn_cursor()
-        if connection.is_evaluation and source.epochs != range(1):
-            raise _no_such_epochs(source)
+    with _connected(source) as receiver:
+        start = receiver.attach(None).cursor  # the job's own, which has its group and plan
+        if receiver.spec.evaluation and source.epochs != range(1):
+            raise NotComparableError(
+                expected=f"epoch 0 alone, as each epoch of {source.stream} is the same: it is for evaluation",
+                got=f"epochs {source.epochs.start} to {source.epochs.stop - 1}",
+                where=source.endpoint,
+                remedy="Leave --epoch and --epochs out.",
+            )
         asked = Cursor(source.epochs.start, 0, source.group or start.group, start.plan_digest)
-        cursor = connection.resume(asked)
+        cursor = receiver.attach(asked).cursor
         if cursor.group != asked.group:
             raise _another_group(source, asked.group, cursor.group)
-        return [_read_epoch(connection, source, replace(cursor, epoch=epoch), note) for epoch in source.epochs]
+        return [_read_epoch(receiver, source, replace(cursor, epoch=epoch), note) for epoch in source.epochs]
 
 
 def _read_epoch(
-    connection: _NumberedFeed, source: EpochsOfJob, cursor: Cursor, note: Callable[[int, int], None]
+    receiver: Receiver, source: EpochsOfJob, cursor: Cursor, note: Callable[[int, int], None]
 ) -> EpochDigests:
     """Return the digests of an epoch's batches; raise ProtocolError if they come out of order."""
     digests = EpochDigests(cursor.epoch, cursor.group, cursor.plan_digest)
-    batches = connection.count_batches(cursor)
+    batches = receiver.ask_batches(cursor.epoch, cursor.group)
     stop = min(batches, source.most or batches)
-    for number, digest in connection.read(cursor, stop):
+    for number, digest in _read(receiver, cursor, stop):
         if number != len(digests.batches):
-            raise _out_of_order(source, len(digests.batches), number)
+            raise _defect(source.endpoint, f"batch {len(digests.batches)}", f"batch {number}")
         digests.batches.append(digest)
         note(number + 1, stop)
     return digests
@@ -167,11 +146,11 @@ def read_part(source: EpochsOfJob, whole: EpochDigests, part: CutPart) -> Iterat
     NotComparableError if the group has changed since.
     """
     cursor = Cursor(whole.epoch, part.start, whole.group, whole.plan_digest)
-    with _connected(source, part.world) as connection:
-        at = connection.resume(cursor)
-        if at.group != whole.group:
-            raise _another_group(source, whole.group, at.group)
-        yield from connection.read(cursor, part.stop)
+    with _connected(source, part.world) as receiver:
+        group = receiver.attach(cursor).cursor.group
+        if group != whole.group:
+            raise _another_group(source, whole.group, group)
+        yield from _read(receiver, cursor, part.stop)
 
 
 def _another_group(source: EpochsOfJob, expected: int, got: int) -> NotComparableError:
@@ -183,25 +162,5 @@ def _another_group(source: EpochsOfJob, expected: int, got: int) -> NotComparabl
     )
 
 
-def _no_such_epochs(source: EpochsOfJob) -> NotComparableError:
-    return NotComparableError(
-        expected=f"epoch 0 alone, as each epoch of {source.stream} is the same: it is for evaluation",
-        got=f"epochs {source.epochs.start} to {source.epochs.stop - 1}",
-        where=source.endpoint,
-        remedy="Leave --epoch and --epochs out.",
-    )
-
-
-def _out_of_order(source: EpochsOfJob, expected: int, got: int) -> ProtocolError:
-    return ProtocolError(
-        expected=f"batch {expected}", got=f"batch {got}", where=source.endpoint, remedy="Report this: it is a defect."
-    )
-
-
-def _ended_early(cursor: Cursor, at: int, stop: int) -> ProtocolError:
-    return ProtocolError(
-        expected=f"{stop} batches in epoch {cursor.epoch}",
-        got=f"an end before batch {at}",
-        where="the loaders",
-        remedy="Report this: it is a defect.",
-    )
+def _defect(where: str, expected: str, got: str) -> ProtocolError:
+    return ProtocolError(expected=expected, got=got, where=where, remedy="Report this: it is a defect.")

@@ -121,13 +121,14 @@ def _refuse_other_group(order: VerifyOrder, here: Sequence[EpochDigests], there:
 
 
 def _document(order: VerifyOrder, outcome: _Comparison) -> dict[str, Any]:
-    found = [*outcome.of_cuts, *outcome.of_other]
-    differ = len({(one.epoch, one.number) for one in found})
+    differing = [*outcome.of_cuts, *outcome.of_other]
+    # A batch may differ from the second reading and from the other job, and counts once.
+    differ = len({(difference.epoch, difference.number) for difference in differing})
     return {
         "digest": outcome.digest,
         "batches": sum(len(epoch.batches) for epoch in outcome.epochs),
         "cuts": sum(len(parts) - 1 for parts in outcome.parts.values()),
-        "differ": differ if outcome.is_equal or found else None,  # a digest alone does not tell how many
+        "differ": differ if outcome.is_equal or differing else None,  # a digest alone does not tell how many
         "equal": outcome.is_equal,
         "stream": order.source.stream,
         "plan_digest": outcome.epochs[0].plan_digest,
@@ -139,7 +140,7 @@ def _document(order: VerifyOrder, outcome: _Comparison) -> dict[str, Any]:
         "against": order.against or None,
         "against_digest": outcome.other_digest,
         "against_plan_digest": outcome.other_plan,
-        "first": asdict(found[0]) if found else None,
+        "first": asdict(differing[0]) if differing else None,
     }
 
 
@@ -156,8 +157,8 @@ def _print_table(order: VerifyOrder, outcome: _Comparison) -> None:
 def _lines(order: VerifyOrder, outcome: _Comparison) -> list[str]:
     lines = []
     for epoch, parts in outcome.parts.items():
-        told = ", ".join(f"{part.start} to {part.stop - 1} in a world of {part.world}" for part in parts)
-        lines.append(f"epoch {epoch} read again in {len(parts)} parts: {told}")
+        worlds = ", ".join(f"{part.start} to {part.stop - 1} in a world of {part.world}" for part in parts)
+        lines.append(f"epoch {epoch} read again in {len(parts)} parts: {worlds}")
     if order.cuts:
         lines.append(f"read again: {_verdict(outcome.of_cuts)}")
     if outcome.other_plan is not None:
@@ -169,12 +170,12 @@ def _lines(order: VerifyOrder, outcome: _Comparison) -> list[str]:
     return lines
 
 
-def _verdict(found: Sequence[Difference]) -> str:
-    if not found:
+def _verdict(differing: Sequence[Difference]) -> str:
+    if not differing:
         return "equal"
-    first = found[0]
+    first = differing[0]
     return (
-        f"{len(found)} batches differ, first batch {first.number} of epoch {first.epoch}: "
+        f"{len(differing)} batches differ, first batch {first.number} of epoch {first.epoch}: "
         f"{_named(first.here)} here, {_named(first.there)} there"
     )
 

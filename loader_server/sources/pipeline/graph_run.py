@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
-    from shared.pipelines.sent_graph import SentGraph
+    from shared.pipelines.element_values import SentGraph
 
 __all__ = ["GraphShard", "dataset_of_graph", "set_up"]
 

@@ -16,7 +16,7 @@ from loader_server.sources.pipeline.sharded_source import ShardedSource, ShardSe
 from loader_server.sources.source import Found, Inventory
 from shared.errors import DataError
 from shared.hashing import fingerprint
-from shared.pipelines.sent_graph import SentGraph, digest_of_graph
+from shared.pipelines.element_values import SentGraph, digest_of_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable

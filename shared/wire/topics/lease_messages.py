@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.bounds import Integer, Many, Maybe, OneOf, record
-from shared.wire.declared import Message, message
+from shared.wire.bounds import Choice, Integer, Many, Maybe, record
 from shared.wire.message_parts import (
     COUNT,
     EPOCH,
@@ -19,8 +18,10 @@ from shared.wire.message_parts import (
     DoneSet,
     Failure,
     Lease,
+    Message,
     MetricStates,
     MetricSums,
+    message,
     wire,
 )
 
@@ -55,7 +56,7 @@ class Outcomes(Message):
     """Report of a trainer in queue mode: the outcomes of its leases, and the number of leases it wants to hold."""
 
     stream: str = wire(NAME)
-    work: str = wire(OneOf(WORK))
+    work: str = wire(Choice(WORK))
     incarnation: int = wire(ID)
     serial: int = wire(COUNT)
     book: BookMark | None = wire(Maybe(record(BookMark)))

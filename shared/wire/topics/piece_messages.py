@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.declared import Message, message
 from shared.wire.message_parts import (
     BUNDLE_BYTES,
     BUNDLE_PIECE,
@@ -16,6 +15,8 @@ from shared.wire.message_parts import (
     MANIFEST_BYTES,
     NAME,
     PIECE,
+    Message,
+    message,
     wire,
 )
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Many, Maybe, Number
-from shared.wire.declared import Message, message
-from shared.wire.message_parts import COUNT, EPOCH, FLAG, ID, NAME, PIECE, PROSE, wire
+from shared.wire.message_parts import COUNT, EPOCH, FLAG, ID, NAME, PIECE, PROSE, Message, message, wire
 
 __all__ = ["LONGEST_NAME", "MOST_MEANS", "Aggregate", "Results"]
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.wire.bounds import FixedList, Many
-from shared.wire.declared import Message, message
-from shared.wire.message_parts import COUNT, ID, NAME, PROSE, wire
+from shared.wire.message_parts import COUNT, ID, NAME, PROSE, Message, message, wire
 
 __all__ = ["MOST_PARTS", "BuilderParts", "Culprit", "Culprits", "Failing", "Forgive", "Forgiven"]
 

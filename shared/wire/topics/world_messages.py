@@ -8,8 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.wire.bounds import Maybe, record
-from shared.wire.declared import Message, message
-from shared.wire.message_parts import COUNT, EPOCH, FLAG, ID, MS, NAME, PROSE, RANK, WORLD, RoundPlace, wire
+from shared.wire.message_parts import (
+    COUNT,
+    EPOCH,
+    FLAG,
+    ID,
+    MS,
+    NAME,
+    PROSE,
+    RANK,
+    WORLD,
+    Message,
+    RoundPlace,
+    message,
+    wire,
+)
 
 __all__ = ["Gathering", "JobEnds", "Join", "Placed", "StandsStill", "WorldOver"]
 

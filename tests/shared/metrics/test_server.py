@@ -42,7 +42,7 @@ def _serve(*samples: MetricSamples, port: int = 0, targets_folder: Path | None =
 
 def test_values_come_across_with_their_labels_and_help() -> None:
     seconds = MetricSamples(BUILD_SECONDS, {("train", "write_and_digest"): 1.5, ("dev", "plan_and_read"): 0.25})
-    with _serve(MetricSamples.one(WORKERS, 3), seconds) as server:
+    with _serve(MetricSamples.single(WORKERS, 3), seconds) as server:
         text = urllib.request.urlopen(f"http://{server.address}/metrics", timeout=30).read().decode()
         values = fetch_metrics(server.address)
     assert values["stoker_workers", ()] == 3
@@ -71,7 +71,7 @@ def test_numbers_are_taken_when_asked() -> None:
     count = iter(range(1, 9))
 
     def samples() -> Iterator[MetricSamples]:
-        yield MetricSamples.one(ATTACHES, next(count))
+        yield MetricSamples.single(ATTACHES, next(count))
 
     with MetricsServer(samples, labels=LABELS, targets_folder=None) as server:
         seen = [fetch_metrics(server.address)["stoker_attaches_total", ()] for _ in range(2)]

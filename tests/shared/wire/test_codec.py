@@ -153,7 +153,7 @@ def problem(check):  # noqa: C901, PLR0911 - one case a kind of check
             return [1, True, "1", float("nan"), float("inf"), None]
         case bounds.Share():
             return [-0.01, 1.01, float("nan"), True, "1", None]
-        case bounds.OneOf():
+        case bounds.Choice():
             return ["", "other", b"none", [], {}, None, 1]
         case bounds.Dtype():
             return ["object", "str", "<f4", b"int8", [], {}, None]

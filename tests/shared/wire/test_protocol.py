@@ -13,7 +13,7 @@ import shared
 from shared.wire import bounds, message_parts
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, VERSION
-from shared.wire.declared import ROLES
+from shared.wire.message_parts import ROLES
 from shared.wire.refusing import TO_COORDINATOR, TO_PARAMETER_SERVER, TO_WORKER
 
 PARTS = {
@@ -40,7 +40,7 @@ def test_every_message_and_record_is_described_and_no_other():
              "trainer_client.training.servers.service"]
 )  # fmt: skip
 def test_a_fresh_process_of_each_role_knows_every_message(role):
-    program = f"import {role}; from shared.wire.declared import KINDS; print(*KINDS)"
+    program = f"import {role}; from shared.wire.message_parts import KINDS; print(*KINDS)"
     printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert {*printed.split()} == SECTIONS.keys() - PARTS.keys()
 

@@ -27,7 +27,7 @@ from trainer_client.training.servers.applied import AppliedBatches
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shared.wire.declared import Message
+    from shared.wire.message_parts import Message
 
 __all__ = [
     "Adopt", "Answer", "Apply", "ApplyHeld", "AssignRate", "Cut", "Drop", "Hold", "Instruction", "ServerState", "Tell",

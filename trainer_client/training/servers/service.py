@@ -26,7 +26,7 @@ from shared.guard import Guard
 from shared.logs import Log
 from shared.malloc_tuning import Aftermath
 from shared.sockets import MAX_PAYLOAD, bind_router, connect_dealer, descriptors_by_port, read_waiting
-from shared.system.limits import refuse_small_limits_of_client
+from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.refusing import TO_PARAMETER_SERVER, refused
 from shared.wire.topics import server_messages as m
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shared.keys import ClientKeys, ServerKeys
-    from shared.wire.declared import Message
+    from shared.wire.message_parts import Message
     from trainer_client.training.servers.server_state import Instruction
     from trainer_client.training.servers.share_store import Gradients, ShareStore
 

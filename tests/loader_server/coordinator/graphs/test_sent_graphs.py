@@ -9,7 +9,7 @@ import pytest
 from loader_server.coordinator.events import GraphFailed, GraphRuns, Received, RunGraph, Send
 from loader_server.coordinator.state import CoordinatorState
 from shared.errors import RefusedError
-from shared.pipelines.sent_graph import MOST_BYTES, digest_of_graph
+from shared.pipelines.element_values import MOST_BYTES, digest_of_graph
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from tests.support.coordinator import SETTINGS, TIMEOUT_S, View, attach, said

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tests.support.two_devices  # before anything starts TensorFlow's runtime
 from loader_server.sources.pipeline.graph_run import GraphShard, dataset_of_graph
 from shared.errors import SettingsError
-from shared.pipelines.sent_graph import SentGraph
+from shared.pipelines.element_values import SentGraph
 from trainer_client.tf.pipelines.graph import sent_graph
 
 HINT = tf.data.experimental.SHARD_HINT

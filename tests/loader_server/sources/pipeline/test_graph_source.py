@@ -8,8 +8,7 @@ from loader_server.sources.pipeline import sharded_source
 from loader_server.sources.pipeline.graph_source import GraphSettings, GraphSource
 from loader_server.sources.source import OfJob
 from shared.errors import DataError
-from shared.pipelines.element_values import ElementValue
-from shared.pipelines.sent_graph import SentGraph
+from shared.pipelines.element_values import ElementValue, SentGraph
 
 SENT = SentGraph((ElementValue("0", "int64", (None,)),), b"a graph")
 
