@@ -57,16 +57,17 @@ class Terminated(KeyboardInterrupt):
 
 def add_common_arguments(command: argparse.ArgumentParser, *, log_level: str, serves: bool = False) -> None:
     """Add the options that every command has: the log level, and the exit codes in its help."""
-    levels = ("debug", "info", "warning", "error")
-    command.add_argument("--log-level", choices=levels, default=log_level, help="how much to log")
+    command.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default=log_level, help="how much to log"
+    )
     describe_exit_codes(command, serves=serves)
 
 
 def describe_exit_codes(command: argparse.ArgumentParser, *, serves: bool = False) -> None:
     """Explain the exit codes in the command's help."""
-    codes = {code: said for code, said in EXIT_CODES.items() if not serves or code < _INTERRUPTED}
+    codes = {code: meaning for code, meaning in EXIT_CODES.items() if not serves or code < _INTERRUPTED}
     codes[0] = "ended by Ctrl-C or SIGTERM" if serves else codes[0]
-    command.add_argument_group("exit codes", ", ".join(f"{code} {said}" for code, said in codes.items()))
+    command.add_argument_group("exit codes", ", ".join(f"{code} {meaning}" for code, meaning in codes.items()))
 
 
 def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> NoReturn:
@@ -81,10 +82,13 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
             code = error.exit_code
         except KeyboardInterrupt as error:
             terminated = bool(came) or isinstance(error, Terminated)
-            what_is_left = f": {error}" if str(error) else ""  # such as what was saved
-            print(f"{parser.prog}: {'terminated' if terminated else 'interrupted'}{what_is_left}", file=sys.stderr)
+            state = f": {error}" if str(error) else ""  # such as what was saved
+            print(f"{parser.prog}: {'terminated' if terminated else 'interrupted'}{state}", file=sys.stderr)
             code = _TERMINATED if terminated else _INTERRUPTED
-            _make_python_forget()
+            # Have Python forget the handled KeyboardInterrupt, so that our exit code counts. One that passes through
+            # code compiled from text (as every dataclass is while modules are imported) stays marked as unhandled, and
+            # `python -m` then ends by SIGINT whatever the exit code is. Compiling other text clears the mark.
+            make_dataclass("Nothing", [])
         except BrokenPipeError:
             # Python flushes standard output once more as it ends, which would fail again with a message.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -96,16 +100,6 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
             print(f"{parser.prog}: {system_error(error)}", file=sys.stderr)
             code = MachineError.exit_code
     sys.exit(code)
-
-
-def _make_python_forget() -> None:
-    """Have Python forget a handled KeyboardInterrupt, so that our exit code counts.
-
-    A KeyboardInterrupt that passes through code compiled from text (as every dataclass is while modules are imported)
-    stays marked as unhandled, and `python -m` then ends by SIGINT whatever the exit code is. Compiling other text
-    clears the mark.
-    """
-    make_dataclass("Nothing", [])
 
 
 @contextmanager

@@ -85,8 +85,7 @@ class StokerError(Exception):
 
     # Exceptions are pickled with their positional arguments; these take keywords only.
     def __reduce__(self) -> tuple[object, ...]:
-        more = {name: getattr(self, name) for name in self._more}
-        return partial(type(self), **self.words(), **more), ()
+        return partial(type(self), **self.words(), **{name: getattr(self, name) for name in self._more}), ()
 
 
 class SettingsError(StokerError):

@@ -91,8 +91,8 @@ class ClientKeys:
     @classmethod
     def read_any(cls, folder: str | Path, *, to: Role) -> ClientKeys:
         """Return the same for a person at a machine, with the first role's pair that the machine has."""
-        had = [role for role in ROLES if _is_there(Path(folder) / f"{role}.key_secret")]
-        return cls.read(folder, had[0] if had else "trainer", to=to)
+        roles = (role for role in ROLES if _is_there(Path(folder) / f"{role}.key_secret"))
+        return cls.read(folder, next(roles, "trainer"), to=to)  # without any pair the error names the trainer's
 
     def use(self, socket: zmq.Socket[bytes]) -> None:
         """Show our key on a socket, and accept only the server that holds the expected one."""
@@ -131,7 +131,7 @@ class AllowedKeys:
             self._problem = str(error)
             return False
         self._problem = ""
-        if files == self._files:
+        if files == self._files:  # by inode, size and time: a look at them is cheaper than reading the keys again
             return False
         self._files = files
         self._read(files)
@@ -145,7 +145,7 @@ class AllowedKeys:
         roles: dict[str, frozenset[Role]] = {}
         counts = dict.fromkeys(ROLES, 0)
         for path in files:
-            role = next((one for one in ROLES if path.parent == self._folder / one), None)
+            role = next((role for role in ROLES if path.parent == self._folder / role), None)
             if role is None:
                 self._log.warning(f"key has no role: put it into one of the folders {', '.join(ROLES)}", file=path)
                 continue
@@ -154,7 +154,7 @@ class AllowedKeys:
             except SettingsError as error:
                 self._log.warning("key is left out", error=str(error))
                 continue
-            roles[key] = roles.get(key, frozenset()) | {role}
+            roles[key] = roles.get(key, frozenset()) | {role}  # the same key may lie in several roles' folders
             counts[role] += 1
         self._roles = roles
         self._log.info("allowed keys were read", **counts)
@@ -163,8 +163,8 @@ class AllowedKeys:
 def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
     """Yield the key files in a folder and directly below it, each with its inode, size and time of change."""
     below = [Path(entry.path) for entry in _list_entries(folder) if entry.is_dir()]
-    for one in (folder, *below):  # keys directly in the folder have no role, and are warned about
-        for entry in _list_entries(one):
+    for place in (folder, *below):  # keys directly in the folder have no role, and are warned about
+        for entry in _list_entries(place):
             if entry.name.endswith(".key"):
                 with contextlib.suppress(FileNotFoundError):  # removed just now, or a link to nowhere
                     state = entry.stat()

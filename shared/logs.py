@@ -60,8 +60,8 @@ class _JsonLines(logging.Formatter):
         when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         fields: dict[str, Any] = getattr(record, "fields", {})
         event = getattr(record, "event", record.getMessage())
-        line = {"at": when, "level": record.levelname.lower(), "event": event, **fields}
-        return json.dumps(line, default=str)
+        # As text if JSON has no form for it: a field that cannot be written would lose the whole line.
+        return json.dumps({"at": when, "level": record.levelname.lower(), "event": event, **fields}, default=str)
 
 
 class _Readable(logging.Formatter):
@@ -79,6 +79,6 @@ def start_logging(*, level: str = "info", stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Readable() if stream.isatty() else _JsonLines())
     logger = logging.getLogger("stoker")
-    logger.handlers[:] = [handler]
+    logger.handlers[:] = [handler]  # instead of those of an earlier call: each line once
     logger.setLevel(level.upper())
     logger.propagate = False  # a handler at the root would write each line once more

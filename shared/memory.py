@@ -58,6 +58,7 @@ class SlotMemory:
         self.slots = slots
         self.slot_bytes = -(-max(slot_bytes, 1) // _PAGE) * _PAGE
         size = _PAGE + slots * self.slot_bytes
+        # A descriptor's number alone proves nothing: in another PID namespace it is another process' file.
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._fd: int | None = None
         #: Why workers cannot open the slots; empty if they can.
@@ -145,6 +146,7 @@ class OpenedSlots:
         if len(offer.nonce) != _NONCE_BYTES or not any(offer.nonce):
             raise OSError("the offer has no nonce: the file could be anybody's")
         self.offer = offer
+        # While the descriptor is open, no child may be forked: see `_no_forks`.
         with _no_forks:
             fd = _open_slots(offer)
             try:
@@ -190,7 +192,7 @@ def _map_and_lock(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
     """
     size = _PAGE + offer.slots * offer.slot_bytes
     if not _cannot_shrink(fd):
-        raise OSError("the offered file is no sealed memfd: whoever shrinks it would kill this worker")
+        raise OSError("the offered file is no sealed memfd: a process that shrinks it would kill this worker")
     if os.fstat(fd).st_size != size:
         raise OSError("the offered file has another size than its slots")
     if os.pread(fd, _NONCE_BYTES, 0) != offer.nonce:

@@ -313,12 +313,10 @@ def find_export_problem(path: str) -> str:
 
 def find_load_test_problem(options: argparse.Namespace) -> str:
     """Return the problem with the arguments of `load-test`, or "" if there is none."""
-    if options.mode == "drain":
-        for flag in ("--step-ms", "--min-utilisation"):
-            if _is_given(options, flag):
-                return f"argument {flag}: expected the mode train with it, because drain simulates no steps"
-    if options.feed:
-        for flag in ("--workers", "--seed"):
-            if _is_given(options, flag):
-                return f"argument {flag}: expected no --feed with it, because that job has its own"
+    in_drain = options.mode == "drain", "the mode train with it, because drain simulates no steps"
+    with_feed = bool(options.feed), "no --feed with it, because that job has its own"
+    conflicts = {"--step-ms": in_drain, "--min-utilisation": in_drain, "--workers": with_feed, "--seed": with_feed}
+    for flag, (is_ignored, expected) in conflicts.items():
+        if is_ignored and _is_given(options, flag):
+            return f"argument {flag}: expected {expected}"
     return find_unheeded(options, {"--stream": "--feed", "--keys": "--feed"})

@@ -127,8 +127,7 @@ examples:
 def _add_predict(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     texts = ("Write a model's outputs for each sample of a stream.", _PREDICT, _PREDICT_EXAMPLES)
     command = command_named(commands, "predict", _predict, texts)
-    group = add_model(command)
-    group.add_argument(
+    add_model(command).add_argument(
         "--prediction-processor",
         default="",
         metavar="[MODULE:]NAME",

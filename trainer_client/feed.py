@@ -133,7 +133,7 @@ class Feed:
         return Reading(self._session.open(), self._session.replicas)
 
     def interrupt(self, error: BaseException) -> None:
-        """Raise an error in whoever waits for a batch, now or later; may be called from any thread.
+        """Raise an error in every reader that waits for a batch, now or later; may be called from any thread.
 
         Args:
             error: The exception to raise there.

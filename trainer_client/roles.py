@@ -17,7 +17,7 @@ from trainer_client.core.upcoming import Ranks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Role", "ranks_said", "role"]
+__all__ = ["Role", "ranks_in_world", "role"]
 
 
 def role(  # noqa: PLR0913 - each is a flag with a default
@@ -53,19 +53,18 @@ def role(  # noqa: PLR0913 - each is a flag with a default
         >>> place.rank, place.world, place.is_master
         (1, 2, False)
     """
-    said = (job_name, task_index, ps_hosts, worker_hosts, master_host)
-    return role_of(
-        dict(zip(FLAGS.values(), said, strict=True)), os.environ, last_worker_evaluates=last_worker_evaluates
-    )
+    flags = dict(zip(FLAGS.values(), (job_name, task_index, ps_hosts, worker_hosts, master_host), strict=True))
+    return role_of(flags, os.environ, last_worker_evaluates=last_worker_evaluates)
 
 
-def ranks_said(rank: int | None, replicas: int, world: int | None) -> Ranks:
+def ranks_in_world(rank: int | None, replicas: int, world: int | None) -> Ranks:
     """Return the ranks given to `connect`, else those of the environment's role, else rank 0 alone.
 
     Raise SettingsError if `world` contradicts the environment.
     """
     if rank is not None or not has_place(os.environ):
         return Ranks(rank=rank or 0, replicas=replicas, world=replicas if world is None else world)
+    # A process that has replicas has as many ranks, and so has each process of its world.
     place = role()
     ranks = Ranks(rank=place.rank * replicas, replicas=replicas, world=place.world * replicas)
     if world not in (None, ranks.world):

@@ -44,8 +44,8 @@ class BoundedConnections:
     def admit(self, connection: socket.socket, now_s: float) -> bool:
         """Hold a new connection, ending an older one if there is no room; return False if none leaves in time."""
         if not self._room.acquire(blocking=False):
-            # Only its own thread may close the ended connection, so wait for that thread to leave, but not for long:
-            # we are in the one that accepts.
+            # Only its own thread may close the ended connection, so wait until it has left, but not for long: we are in
+            # the thread that accepts.
             self._end_oldest()
             if not self._room.acquire(timeout=_LEAVING_S):
                 return False

@@ -35,28 +35,20 @@ def parted(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
     spec = dataset.element_spec
     if not isinstance(spec, dict):
         return dataset
-    for key, one in spec.items():
-        _refuse_partless(tf, key, one, where)
-    if not any(_has_parts(tf, one) for one in spec.values()):
+    for key, value_spec in spec.items():
+        if not isinstance(value_spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec):
+            raise SettingsError(
+                expected=f'"{key}" as a dense, ragged or sparse tensor',
+                got=f"{value_spec}",
+                where=where,
+                remedy="Make it one in a map, or leave it out.",
+            )
+    # Unchanged if it can be: a map that changes nothing would still cost each element a call.
+    if all(isinstance(value_spec, tf.TensorSpec) and value_spec.dtype != tf.string for value_spec in spec.values()):
         return dataset
     return dataset.map(
         lambda element: {name: part for key, value in element.items() for name, part in parts_of(key, value).items()}
     )
-
-
-def _has_parts(tf: Any, spec: Any) -> bool:
-    return not isinstance(spec, tf.TensorSpec) or spec.dtype == tf.string
-
-
-def _refuse_partless(tf: Any, key: str, spec: Any, where: str) -> None:
-    """Raise SettingsError if a value is neither dense, ragged nor sparse."""
-    if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec):
-        raise SettingsError(
-            expected=f'"{key}" as a dense, ragged or sparse tensor',
-            got=f"{spec}",
-            where=where,
-            remedy="Make it one in a map, or leave it out.",
-        )
 
 
 def parts_of(key: str, value: Any) -> dict[str, Any]:
@@ -64,7 +56,7 @@ def parts_of(key: str, value: Any) -> dict[str, Any]:
     import tensorflow as tf  # only where pipelines are built
 
     if isinstance(value, tf.RaggedTensor):
-        rows = {f"{key}:{_ROWS}{place}": one for place, one in enumerate(value.nested_row_lengths())}
+        rows = {f"{key}:{_ROWS}{place}": lengths for place, lengths in enumerate(value.nested_row_lengths())}
         return parts_of(f"{key}:{_FLAT}", value.flat_values) | rows
     if isinstance(value, tf.SparseTensor):
         places = {f"{key}:{_AT}": value.indices, f"{key}:{_DENSE}": value.dense_shape}
@@ -97,7 +89,7 @@ def _of_flat(own: Mapping[str, Any]) -> Any:
     """Return the ragged or sparse tensor that has these parts."""
     import tensorflow as tf  # only where pipelines are built
 
-    flat = _joined({kind.removeprefix(_FLAT).removeprefix(":"): one for kind, one in own.items() if _FLAT in kind})
+    flat = _joined({kind.removeprefix(_FLAT).removeprefix(":"): part for kind, part in own.items() if _FLAT in kind})
     if _AT in own:
         return tf.SparseTensor(own[_AT], flat, own[_DENSE])
     rows = [own[f"{_ROWS}{place}"] for place in range(sum(kind.startswith(_ROWS) for kind in own))]
@@ -108,6 +100,7 @@ def _strings(joined: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
     """Return the strings whose bytes are joined, cut by their sizes and in the shape of `sizes`."""
     import tensorflow as tf  # only where pipelines are built
 
+    # TensorFlow cannot cut one string into many of given sizes, so by way of its bytes, one string each.
     letters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), tf.cast(joined, tf.int32))
     each = tf.RaggedTensor.from_row_lengths(letters, tf.reshape(sizes, [-1]), validate=False)
     return tf.reshape(tf.strings.reduce_join(each, axis=-1), tf.shape(sizes))

@@ -195,9 +195,8 @@ def parse_job(toml: str, where: str) -> Job:
     document = _document(toml, where)
     for key in document:
         if key not in ("job", "streams"):
-            near = nearest(key, ("job", "streams"))
             raise SettingsError(
-                expected=f"the tables [job] and [streams.<name>]{near}",
+                expected="the tables [job] and [streams.<name>]" + nearest(key, ("job", "streams")),
                 got=f"[{key}]",
                 where=where,
                 remedy="Rename it.",
@@ -215,8 +214,10 @@ def parse_job(toml: str, where: str) -> Job:
             remedy="Add [streams.train].",
         )
     _check_names(streams, where)
-    settings = read_table(JobSettings, job, f"{where}, [job]")
-    return Job(settings=settings, streams={name: _resolved(name, streams, where) for name in streams})
+    return Job(
+        settings=read_table(JobSettings, job, f"{where}, [job]"),
+        streams={name: _resolved(name, streams, where) for name in streams},
+    )
 
 
 def _document(toml: str, where: str) -> dict[str, Any]:
@@ -229,8 +230,9 @@ def _document(toml: str, where: str) -> dict[str, Any]:
             expected=bad.expected, got=bad.got, where=where, remedy="No setting takes that: mend the file."
         ) from None
     except (ValueError, RecursionError) as error:  # also of a number of very many digits, and of very many brackets
-        got = _wrong_syntax(error)
-        raise SettingsError(expected="a TOML file", got=got, where=where, remedy="Mend the syntax.") from None
+        raise SettingsError(
+            expected="a TOML file", got=_wrong_syntax(error), where=where, remedy="Mend the syntax."
+        ) from None
     return document
 
 
@@ -267,11 +269,10 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
         return own
     if not isinstance(model, str) or model not in streams or "like" in streams[model] or model == name:
         others = ", ".join(f'"{other}"' for other in streams if other != name and "like" not in streams[other])
-        place = f"{where}, [streams.{name}], like"
         raise SettingsError(
             expected=f"the name of a stream that is not like another ({others})",
             got=repr(model),
-            where=place,
+            where=f"{where}, [streams.{name}], like",
             remedy="Name one of these.",
         )
     merged: dict[str, Any] = {"evaluation": True}
@@ -308,8 +309,7 @@ def _transform_tables(stream: Table) -> set[str]:
     return {part for name in known for part in (name, name.rpartition(":")[2])}
 
 
-def _is_curriculum(said: object) -> bool:
+def _is_curriculum(value: object) -> bool:
     """Return whether a value is a table with an entry for each of some epochs."""
-    if not isinstance(said, dict) or not said:
-        return False
-    return all(epoch.isascii() and epoch.isdecimal() and len(epoch) < 10 for epoch in said)
+    is_table = isinstance(value, dict) and bool(value)
+    return is_table and all(epoch.isascii() and epoch.isdecimal() and len(epoch) < 10 for epoch in value)

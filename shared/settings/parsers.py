@@ -201,8 +201,8 @@ def whole(minimum: int, maximum: int = 2**62) -> Parser:
 
     def parse(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-            above = f"an integer of at least {minimum}"
-            raise BadValue(above if maximum == 2**62 else f"an integer from {minimum} to {maximum}")
+            bounds = f"of at least {minimum}" if maximum == 2**62 else f"from {minimum} to {maximum}"
+            raise BadValue(f"an integer {bounds}")
         return value
 
     return parse
@@ -221,12 +221,12 @@ def number(minimum: float, maximum: float = float("inf")) -> Parser:
 
 def numbers(minimum: float, maximum: float = float("inf")) -> Parser:
     """Return a parser for non-empty lists of numbers between bounds; a single number counts as a list of one."""
-    one = number(minimum, maximum)
+    parse_number = number(minimum, maximum)
 
     def parse(value: object) -> tuple[float, ...]:
         listed = value if isinstance(value, list) else [value]
         try:
-            return tuple(map(one, listed or [None]))
+            return tuple(map(parse_number, listed or [None]))  # None: an empty list is refused as well
         except BadValue as bad:
             raise BadValue(f"a list with at least one entry, each {bad.expected}") from None
 
@@ -304,9 +304,10 @@ def bad_limit(value: object) -> BadLimit:
     """Return a limit from a share such as 0.01 or "1 %", or a number such as "20 samples"; raise BadValue otherwise."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         return BadLimit(float(value))
-    found = _BAD_LIMIT.fullmatch(value) if isinstance(value, str) else None
-    if found is not None and found[2] == "%" and float(found[1]) <= 100:
-        return BadLimit(float(found[1]) / 100)
-    if found is not None and found[2] != "%" and found[1].isdigit():
-        return BadLimit(samples=int(found[1]))
+    match = _BAD_LIMIT.fullmatch(value) if isinstance(value, str) else None
+    amount, unit = match.groups() if match else ("", "")
+    if unit == "%" and float(amount) <= 100:
+        return BadLimit(float(amount) / 100)
+    if unit.startswith("sample") and amount.isdigit():
+        return BadLimit(samples=int(amount))
     raise BadValue('a share such as "1 %" or 0.01, or a number such as "20 samples"')

@@ -59,17 +59,17 @@ def system_error(error: BaseException, where: str = "") -> MachineError:
 
     `where` names what was worked on, for errors that name no file.
     """
-    places: list[str] = []
-    if isinstance(error, MemoryError | RuntimeError):
+    if isinstance(error, MemoryError | RuntimeError):  # of memory, and of threads, which need memory
         got, number = str(error) or "no memory left", errno.ENOMEM
     else:
         got = getattr(error, "strerror", None) or str(error) or type(error).__name__
         number = getattr(error, "errno", None) or 0
     remedy = _REMEDIES.get(number, "Mend that, and start again; --log-level debug says where in the code it was.")
-    if isinstance(error, OSError):
-        if _NO_TEMPORARY in got:
-            where, remedy = where or "TMPDIR", "Set TMPDIR to a folder that this user may write to."
-        places = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    if _NO_TEMPORARY in got:
+        where, remedy = where or "TMPDIR", "Set TMPDIR to a folder that this user may write to."
+    # A rename names both files; errors of libraries, which have only a number, name none.
+    names = (getattr(error, "filename", None), getattr(error, "filename2", None))
+    places = [str(name) for name in names if name is not None]
     return MachineError(
         expected="the system to do what it was asked for",
         got=got,
@@ -91,8 +91,7 @@ def refuse_small_limits_of_client() -> None:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     memory, _ = resource.getrlimit(resource.RLIMIT_AS)
     _refuse_below("open files (ulimit -n)", files, _files_in_use() + _CLIENT_FILES, 1, "LimitNOFILE=")
-    least = _memory_in_use() + _CLIENT_MEMORY
-    _refuse_below("MiB of address space (ulimit -v)", memory, least, 2**20, "LimitAS=")
+    _refuse_below("MiB of address space (ulimit -v)", memory, _memory_in_use() + _CLIENT_MEMORY, 2**20, "LimitAS=")
 
 
 def _refuse_below(what: str, limit: int, least: int, unit: int, in_a_unit: str) -> None:
@@ -112,5 +111,4 @@ def _files_in_use() -> int:
 
 
 def _memory_in_use() -> int:
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
-    return pages * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()

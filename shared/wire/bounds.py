@@ -48,6 +48,7 @@ class Integer:
     maximum: int
 
     def __call__(self, value: object) -> int:
+        # The exact type, here and below: True is an int too, and a bool in place of a number is a peer's mistake.
         if type(value) is not int or not self.minimum <= value <= self.maximum:
             raise OutOfBounds(str(self))
         return value
@@ -187,6 +188,7 @@ class Many:
     most: int
 
     def __call__(self, value: object) -> tuple[Any, ...]:
+        # The length before the entries: a frame of 1 MiB can hold a million of them.
         if type(value) is not list or len(value) > self.most:
             raise OutOfBounds(f"a list of at most {_short(self.most)}")
         check = self.check

@@ -138,8 +138,7 @@ def _narrowed(payload: NDArray[np.uint8], layout: Layout, float32: str) -> NDArr
     narrow = np.zeros(wire.nbytes, np.uint8)
     for source, target in zip(layout.tensors, wire.tensors, strict=True):
         if source.dtype == "float32":
-            items = target.lies_in(narrow).view(_WIRE_DTYPES[float32])
-            _narrow(source.lies_in(payload).view(np.float32), items)
+            _narrow(source.lies_in(payload).view(np.float32), target.lies_in(narrow).view(_WIRE_DTYPES[float32]))
         else:
             target.lies_in(narrow)[...] = source.lies_in(payload)
     return narrow

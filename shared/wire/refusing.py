@@ -1,8 +1,7 @@
 """Refusals: which roles may send which messages to whom, the messages that refuse, and the errors that these become.
 
 Rules: pure; each refusal says what was expected, what came and what to do, cut to what a message carries. A server does
-not understand messages that are missing from its table, whoever sends them. Which key has which role is decided in
-`keys`.
+not understand messages that are missing from its table, under any key. Which key has which role is decided in `keys`.
 """
 
 from __future__ import annotations

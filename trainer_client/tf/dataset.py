@@ -74,6 +74,7 @@ def make(
     _prepare(session)
     counting = _Counting(session)
     pipeline = _pipeline(Openings(session, structure, _FromAfar(counting)))
+    # In rounds, elements go to several devices, each of which the consumer fills itself.
     counted = _ahead(pipeline, structure, None if in_rounds else _accelerator(), always=ahead)
 
     def derived() -> tf.data.Dataset:
@@ -339,8 +340,8 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         super().__init__(dataset)
-        synchronous = tf.config.experimental.get_synchronous_execution()
-        self._assemble = assembler(self.element_spec, tf.TensorSpec) if synchronous else None
+        is_synchronous = tf.config.experimental.get_synchronous_execution()
+        self._assemble = assembler(self.element_spec, tf.TensorSpec) if is_synchronous else None
 
     def _next_internal(self) -> Any:
         if self._assemble is None or not tf.executing_eagerly():

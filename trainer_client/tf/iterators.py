@@ -187,43 +187,36 @@ def generate(openings: Openings, signature: Any) -> tf.data.Dataset:
     number, specs = next(_NUMBERS), tuple(tf.nest.flatten(signature))
     # Outside of the caller's graph and device: the functions are kept for all later datasets of these elements.
     with tf.init_scope(), tf.device(None):
-        functions = _functions(specs)
+        begin, stay, end, elements = _functions(specs)
     iterators = tf.raw_ops.GeneratorDataset(
-        init_func=functions.begin,
+        init_func=begin,
         init_func_other_args=[tf.constant(number, tf.int64)],
-        next_func=functions.stay,
+        next_func=stay,
         next_func_other_args=[],
-        finalize_func=functions.end,
+        finalize_func=end,
         finalize_func_other_args=[],
         **_kinds([_NUMBER]),
     )
     # The generator would repeat the iterator's number for ever, so take it once: it is there for its functions, which
     # see the iterator's beginning and end. The flat map makes the elements of the number.
     first = tf.raw_ops.TakeDataset(input_dataset=iterators, count=1, **_kinds([_NUMBER]))
-    elements = tf.raw_ops.FlatMapDataset(input_dataset=first, other_arguments=[], f=functions.elements, **_kinds(specs))
-    dataset = tf.data.experimental.from_variant(elements, signature)
+    flat = tf.raw_ops.FlatMapDataset(input_dataset=first, other_arguments=[], f=elements, **_kinds(specs))
+    dataset = tf.data.experimental.from_variant(flat, signature)
     dataset.openings = _OPENINGS[number] = openings
     return dataset
 
 
-@dataclass(frozen=True, slots=True)
-class _TracedFunctions:
-    """Functions that TensorFlow runs for an iterator."""
-
-    begin: Any
-    stay: Any
-    end: Any
-    elements: Any
-
-
 @functools.cache
-def _functions(specs: tuple[tf.TensorSpec, ...]) -> _TracedFunctions:
-    """Trace the functions once for all datasets of these elements, which takes as long as reading hundreds of them."""
-    return _TracedFunctions(
-        begin=_traced(lambda dataset: tf.numpy_function(_begin, [dataset], tf.int64)),
-        stay=_traced(lambda number: number),
-        end=_traced(lambda number: _unless_python_has_ended(number, _end)),
-        elements=_traced(lambda number: _elements(number, specs)),
+def _functions(specs: tuple[tf.TensorSpec, ...]) -> tuple[Any, Any, Any, Any]:
+    """Return what TensorFlow runs at an iterator's beginning, at each of its numbers, at its end, and for its elements.
+
+    Traced once for all datasets of these elements, which takes as long as reading hundreds of them.
+    """
+    return (
+        _traced(lambda dataset: tf.numpy_function(_begin, [dataset], tf.int64)),
+        _traced(lambda number: number),
+        _traced(lambda number: _unless_python_has_ended(number, _end)),
+        _traced(lambda number: _elements(number, specs)),
     )
 
 
