@@ -144,10 +144,8 @@ def scrape_address(bound: str, peer_host: str) -> str:
     this host that serves on all addresses the host is left out: `:9101`.
     """
     host, _, port = bound.rpartition(":")
-    if not _is_port(port, lowest=1):
-        return ""
     peer, served = _address(peer_host), _address(host.strip("[]"))
-    if peer is None or served is None:
+    if not _is_port(port, lowest=1) or peer is None or served is None:
         return ""
     peer, served = _unmapped(peer), _unmapped(served)
     if not served.is_unspecified and served != peer:

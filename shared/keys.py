@@ -89,6 +89,11 @@ class ClientKeys:
         return cls(folder, *_load_pair(folder, role), _load_key(folder / f"{to}.key")[0])
 
     @classmethod
+    def of_trainer(cls, folder: str | None, *, to: Role) -> ClientKeys | None:
+        """Return the keys that a trainer shows to server `to`; None without a folder, where nothing is encrypted."""
+        return cls.read(folder, "trainer", to=to) if folder else None
+
+    @classmethod
     def read_any(cls, folder: str | Path, *, to: Role) -> ClientKeys:
         """Return the same for a person at a machine, with the first role's pair that the machine has."""
         roles = (role for role in ROLES if _is_there(Path(folder) / f"{role}.key_secret"))
@@ -174,8 +179,7 @@ def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
 def _refuse_closed_allowed(folder: Path) -> None:
     """Raise SettingsError if the folder of allowed keys cannot be read: every client would be turned away."""
     try:
-        for _ in _list_key_files(folder):
-            pass
+        list(_list_key_files(folder))  # to the end, because a role's own folder may be the closed one
     except OSError as error:
         raise SettingsError(
             expected=f"a folder of allowed keys that user {os.geteuid()} may look into",

@@ -70,8 +70,13 @@ def command_named(
 ) -> argparse.ArgumentParser:
     """Add and return a command; `texts` are its purpose in a line, its description, and examples."""
     line, full, examples = texts
-    raw = argparse.RawDescriptionHelpFormatter
-    command = commands.add_parser(name, help=line, description=full, epilog=examples, formatter_class=raw)
+    command = commands.add_parser(
+        name,
+        help=line,
+        description=full,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # or argparse would fill the lines of examples
+    )
     command.set_defaults(run=run, refuse_usage=command.error)
     return command
 
@@ -176,8 +181,7 @@ def at_least(least: int) -> Callable[[str], int]:
 def positive(text: str) -> float:
     """Parse a number above 0 and up to 1e8; raise ArgumentTypeError otherwise."""
     number = float(text)
-    expected = f"a number above 0 and up to {_LARGEST:.0f}"
-    return _fitting(number, text, is_fit=0 < number <= _LARGEST, expected=expected)
+    return _fitting(number, text, is_fit=0 < number <= _LARGEST, expected=f"a number above 0 and up to {_LARGEST:.0f}")
 
 
 def rate(text: str) -> float:
@@ -255,7 +259,7 @@ def _is_given(options: argparse.Namespace, flag: str) -> bool:
     """Return whether an option was given; 0 counts as given."""
     value = getattr(options, flag.removeprefix("--").replace("-", "_"))
     # Not by its truth: `--seed 0` is given, and 0 == False, so that only `is` tells a flag that is off from it.
-    return value is not None and value is not False and value not in ("", [])
+    return value not in (None, "", []) and value is not False
 
 
 def find_train_problem(options: argparse.Namespace) -> str:

@@ -258,7 +258,6 @@ def _load_test(options: argparse.Namespace) -> int:
     from trainer_client.load_test.report.figures import LoadLimits
     from trainer_client.load_test.thin_trainer import ThinRun
 
-    step_ms = options.step_ms or _STEP_MS
     return load_test(
         LoadTestOrder(
             mode=options.mode,
@@ -266,7 +265,7 @@ def _load_test(options: argparse.Namespace) -> int:
                 endpoint=options.feed or "",
                 stream=options.stream or "train",
                 world=options.trainers,
-                step_s=step_ms / 1000 if options.mode == "train" else 0.0,
+                step_s=(options.step_ms or _STEP_MS) / 1000 if options.mode == "train" else 0.0,
                 seconds=options.seconds,
                 prefetch=options.prefetch,
                 shared_memory=not options.tcp,

@@ -161,8 +161,8 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
             lost_timeout_s=lost_timeout_s,
         ),
         endpoint=endpoint,
-        coordinator_keys=ClientKeys.read(keys, "trainer", to="coordinator") if keys else None,
-        worker_keys=ClientKeys.read(keys, "trainer", to="worker") if keys else None,
+        coordinator_keys=ClientKeys.of_trainer(keys, to="coordinator"),
+        worker_keys=ClientKeys.of_trainer(keys, to="worker"),
         connect_timeout_s=patience_s,
     )
     refuse_unsendable(attach_request(settings.core, None, None), "connect")

@@ -68,7 +68,7 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
         >>> sent.feed.close()
     """
     sending = Sending(job or "", stream, sent_graph(dataset).encode())
-    sender_keys = ClientKeys.read(keys, "trainer", to="coordinator") if keys else None
+    sender_keys = ClientKeys.of_trainer(keys, to="coordinator")
     # Before attaching: the coordinator lets nobody in to a stream that has no graph yet.
     send_graph(GraphSender(endpoint=endpoint, keys=sender_keys, silence_s=connect_timeout_s), sending)
     feed = connect(endpoint, stream=stream, job=job, keys=keys, connect_timeout_s=connect_timeout_s, **connection)

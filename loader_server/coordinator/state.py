@@ -61,7 +61,7 @@ from loader_server.coordinator.workers import Workers
 from loader_server.leases.facts import BookAdvanced, LeaseFact
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.topics.lease_messages import VERIFY
+from shared.wire.topics.work_messages import VERIFY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

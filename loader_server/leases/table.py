@@ -29,7 +29,7 @@ from loader_server.leases.lease_trainer import Key, LeaseTrainer
 from loader_server.leases.pace import Pace
 from shared.wire.message_parts import DoneSet, EpochDone, Lease
 from shared.wire.messages import Leases, Outcomes
-from shared.wire.topics.lease_messages import MOST_LEASES
+from shared.wire.topics.work_messages import MOST_LEASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -58,8 +58,7 @@ class Convention:
 def own_filters(fft: int, rate: int, bands: int, edges_hz: tuple[float, float]) -> NDArray[np.float32]:
     """Return our filter bank: height 1, linear in hertz; a triangle that covers no bin is moved to the nearest bin."""
     corners = _hertz(_spread(_mels, edges_hz, bands))
-    bins = np.arange(fft // 2 + 1) * (rate / fft)
-    filters = _triangles(bins, corners)
+    filters = _triangles(np.arange(fft // 2 + 1) * (rate / fft), corners)
     empty = np.flatnonzero(filters.sum(axis=0) == 0.0)
     # Low bands may be narrower than the distance of two bins, and would be silent for ever: give each its nearest bin.
     filters[np.rint(corners[1:-1][empty] * fft / rate).astype(int), empty] = 1.0
@@ -101,8 +100,7 @@ def _triangles(bins: NDArray[np.floating[Any]], corners: _Numbers) -> _Numbers:
     rising = (bins[:, None] - corners[:-2]) / (corners[1:-1] - corners[:-2])
     falling = (corners[2:] - bins[:, None]) / (corners[2:] - corners[1:-1])
     # Each bin is at the lower of both slopes, which is negative outside the triangle.
-    made: _Numbers = np.maximum(0.0, np.minimum(rising, falling))
-    return made
+    return np.maximum(0.0, np.minimum(rising, falling))  # type: ignore[no-any-return] # numpy's types
 
 
 def _mels(hertz: float) -> float:
@@ -111,8 +109,7 @@ def _mels(hertz: float) -> float:
 
 
 def _hertz(mels: _Numbers) -> _Numbers:
-    made: _Numbers = 700.0 * (10.0 ** (mels / 2595.0) - 1.0)
-    return made
+    return 700.0 * (10.0 ** (mels / 2595.0) - 1.0)  # type: ignore[no-any-return] # numpy's types
 
 
 def _slaneys_mels(hertz: float) -> float:

@@ -288,8 +288,7 @@ def _family(samples: MetricSamples) -> Family:
     family = _FAMILIES[metric.kind](metric.name, metric.help_text, labels=metric.labels)
     for labels, value in samples.values.items():
         if isinstance(value, Spread):
-            buckets = zip(_BOUNDS, itertools.accumulate(value.counts), strict=True)
-            family.add_metric(labels, list(buckets), value.total)
+            family.add_metric(labels, list(zip(_BOUNDS, itertools.accumulate(value.counts), strict=True)), value.total)
         else:
             family.add_metric(labels, value)
     return family  # type: ignore[no-any-return] # of one of the three classes above

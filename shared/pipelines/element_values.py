@@ -149,8 +149,7 @@ class SentGraph:
     def encode(self) -> bytes:
         """Return values and graph as bytes."""
         described = [[value.key, value.dtype, value.shape] for value in self.values]
-        packed: bytes = msgpack.packb([described, self.graph])
-        return packed
+        return msgpack.packb([described, self.graph])  # type: ignore[no-any-return] # bytes
 
     @staticmethod
     def decode(content: bytes, where: str) -> SentGraph:

@@ -11,7 +11,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from shared.bad_limit import BadLimit
 
@@ -208,11 +208,15 @@ def whole(minimum: int, maximum: int = 2**62) -> Parser:
     return parse
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)  # true is an integer to Python
+
+
 def number(minimum: float, maximum: float = float("inf")) -> Parser:
     """Return a parser for numbers between bounds."""
 
     def parse(value: object) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not minimum <= value <= maximum:
+        if not _is_number(value) or not minimum <= value <= maximum:
             raise BadValue(f"a number from {minimum} to {maximum}")
         return float(value)
 
@@ -302,7 +306,7 @@ _BAD_LIMIT = re.compile(rf"\s*({_NUMBER})\s*(%|samples?)\s*")
 
 def bad_limit(value: object) -> BadLimit:
     """Return a limit from a share such as 0.01 or "1 %", or a number such as "20 samples"; raise BadValue otherwise."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+    if _is_number(value) and 0 <= value <= 1:
         return BadLimit(float(value))
     match = _BAD_LIMIT.fullmatch(value) if isinstance(value, str) else None
     amount, unit = match.groups() if match else ("", "")

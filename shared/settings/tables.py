@@ -36,8 +36,7 @@ def placing(where: str) -> Iterator[None]:
 
 def read_table(kind: type[_T], table: Table, where: str) -> _T:
     """Return a dataclass of settings read from a table; raise SettingsError for unknown, missing or bad settings."""
-    settings: _T = read_tables((kind,), table, where)[0]
-    return settings
+    return read_tables((kind,), table, where)[0]  # type: ignore[no-any-return] # of this kind
 
 
 def read_tables(

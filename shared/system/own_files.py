@@ -29,6 +29,9 @@ __all__ = [
 #: Error numbers of a place that may not be written to.
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
+#: What is in the place of a file, by the error of opening it: a pipe only if nobody reads it.
+_IN_THE_WAY = {errno.ELOOP: "a link", errno.ENXIO: "a pipe"}
+
 CLOSED_REMEDY = "Let this user write there (chown, chmod, a mount that is not read-only), or name another place."
 
 
@@ -71,9 +74,9 @@ def open_own(path: Path | str, flags: int) -> int:
     try:
         number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
-            raise _planted(path, "a link" if error.errno == errno.ELOOP else "a pipe") from None
-        raise
+        if error.errno not in _IN_THE_WAY:
+            raise
+        raise _planted(path, _IN_THE_WAY[error.errno]) from None
     # A hard link is a second name of a file elsewhere, which O_NOFOLLOW does not notice.
     status = os.fstat(number)
     if stat.S_ISREG(status.st_mode) and status.st_nlink < 2:

@@ -40,9 +40,8 @@ from shared.wire.message_parts import (
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 from shared.wire.topics import server_messages  # noqa: F401 - registers its messages: every process knows all
-from shared.wire.topics.lease_messages import MEASURE, VERIFY, WORK, Leases, Outcomes, Recalled
 from shared.wire.topics.piece_messages import BundlePiece, BundleWanted, GraphKept, GraphOffer, GraphPiece, GraphWanted
-from shared.wire.topics.result_messages import Aggregate, Results
+from shared.wire.topics.work_messages import MEASURE, VERIFY, WORK, Aggregate, Leases, Outcomes, Recalled, Results
 from shared.wire.topics.worker_messages import BuilderParts, Culprit, Culprits, Failing, Forgive, Forgiven
 from shared.wire.topics.world_messages import Gathering, JobEnds, Join, Placed, StandsStill, WorldOver
 

@@ -169,10 +169,8 @@ def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint
         return payload
     library = _library(compression)
     if compression == "lz4":
-        block: bytes = library.compress(payload, store_size=False)
-        return block
-    frame: bytes = library.ZstdCompressor(level=_ZSTD_LEVEL).compress(payload)
-    return frame
+        return library.compress(payload, store_size=False)  # type: ignore[no-any-return] # bytes
+    return library.ZstdCompressor(level=_ZSTD_LEVEL).compress(payload)  # type: ignore[no-any-return] # bytes
 
 
 # --- decoding, by the receiver ---

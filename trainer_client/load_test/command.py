@@ -126,8 +126,11 @@ def _run(order: LoadTestOrder, repeat: int) -> dict[str, Any]:
             loader_cpu_s,
             lambda done: progress.update(task, completed=done, description=f"{title}: {done} batches"),
         )
-        exit_code = max(measured.exit_codes, default=0)
-        return {"figures": figures_of(measured, run.world), "exit_code": exit_code, **curves_of(measured)}
+        return {
+            "figures": figures_of(measured, run.world),
+            "exit_code": max(measured.exit_codes, default=0),
+            **curves_of(measured),
+        }
 
 
 def _progress_bar() -> Progress:

@@ -88,20 +88,21 @@ class _Process:
         command = [sys.executable, "-m", "trainer_client.load_test.crew"]
         # In a session of its own: a terminal's Ctrl-C comes to us alone, and we end the crews in good order.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._input, self._output = self.process.stdin, self.process.stdout
         self.tell(run=asdict(run), ranks=list(ranks))
 
     @property
     def file(self) -> int:
         """Return the file descriptor of its output."""
-        assert self.process.stdout is not None
-        return self.process.stdout.fileno()
+        return self._output.fileno()
 
     def tell(self, **line: object) -> None:
         """Send it a message; raise CrewError if it has ended."""
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write((json.dumps(line) + "\n").encode())
-            self.process.stdin.flush()
+            self._input.write((json.dumps(line) + "\n").encode())
+            self._input.flush()
         except BrokenPipeError:
             raise self._make_end_error() from None
 
@@ -128,16 +129,14 @@ class _Process:
 
     def close(self) -> None:
         """End the process, which exits when its input ends; kill it after 5 s."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+            self._input.close()
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.process.stdout.close()
+        self._output.close()
 
 
 def conduct(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.errors import SettingsError
-from shared.wire.topics.lease_messages import MEASURE
+from shared.wire.topics.work_messages import MEASURE
 from trainer_client.core.workers.connections import MOST_REMOTE
 from trainer_client.session.call_checks import refused, text, whole
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
 from shared.wire.message_parts import NAME, DoneSet, EpochDone
-from shared.wire.topics.lease_messages import plan_epoch
+from shared.wire.topics.work_messages import plan_epoch
 from trainer_client.core.events import EvaluationNamed, LeaseSettled
 from trainer_client.core.upcoming import Position
 from trainer_client.session.call_checks import fields_of_state, refused, whole

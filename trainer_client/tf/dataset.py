@@ -315,8 +315,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
         """Yield what `make` makes with a function that returns the next element, in a thread of its own."""
-        iterator: Any = iter(self)
-        return iterator.staged(make)  # type: ignore[no-any-return]
+        return iter(self).staged(make)  # type: ignore[attr-defined, no-any-return] # in lockstep it is ours
 
     def _warn_of_replicas(self) -> None:
         """Warn once if the dataset is iterated in the scope of a strategy with several replicas."""
@@ -427,16 +426,14 @@ class _Flusher:
             self._done.release()
 
 
-_flusher_lock = threading.Lock()
-_flusher: list[_Flusher] = []
+@functools.cache
+def _flusher() -> _Flusher:
+    return _Flusher()
 
 
 def flush_references() -> None:
     """Make TensorFlow drop the references that it queued, in a thread of ours; wait at most 0.1 s for it."""
-    with _flusher_lock:
-        if not _flusher:
-            _flusher.append(_Flusher())
-    _flusher[0].wait_flushed(FLUSH_TIMEOUT_S)
+    _flusher().wait_flushed(FLUSH_TIMEOUT_S)
 
 
 # --- strategies ---

@@ -48,6 +48,7 @@ def call_python(function: Callable[..., Any], args: Sequence[tf.Tensor], dtypes:
     """Return tensors of the arrays that the function returns each time that the graph runs."""
     called = _AsItIs(function)
     keep_with_graph(called)
+    # The token is the function's name in TensorFlow's own registry, which refers to it only weakly.
     token = script_ops._py_funcs.insert(called)  # noqa: SLF001 - as above
     return list(tf.raw_ops.PyFunc(input=args, token=token, Tout=dtypes))
 

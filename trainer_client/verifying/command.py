@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING
 
 from trainer_client.arguments import at_least, command_named, endpoint, positive, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["add_verify"]
 
@@ -49,7 +45,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     command.add_argument(
         "--against",
-        type=_against(endpoint),
+        type=_digest_or_endpoint,
         metavar="DIGEST|ENDPOINT",
         help="compare with an earlier digest, or batch by batch with another job",
     )
@@ -65,17 +61,13 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     return command
 
 
-def _against(of_endpoint: Callable[[str], str]) -> Callable[[str], str]:
-    """Return a parser for a digest, or for an endpoint as `of_endpoint` takes it."""
-
-    def digest_or_endpoint(text: str) -> str:
-        if "://" in text:
-            return of_endpoint(text)
-        if not re.fullmatch("[0-9a-f]{32}", text):
-            raise argparse.ArgumentTypeError(f"expected a digest of 32 hexadecimal digits or an endpoint, got {text}")
-        return text
-
-    return digest_or_endpoint
+def _digest_or_endpoint(text: str) -> str:
+    """Parse a digest, or another job's endpoint; raise ArgumentTypeError otherwise."""
+    if "://" in text:
+        return endpoint(text)
+    if not re.fullmatch("[0-9a-f]{32}", text):
+        raise argparse.ArgumentTypeError(f"expected a digest of 32 hexadecimal digits or an endpoint, got {text}")
+    return text
 
 
 def _verify(options: argparse.Namespace) -> int:

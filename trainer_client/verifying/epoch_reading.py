@@ -15,7 +15,7 @@ from shared.errors import ProtocolError, SettingsError
 from shared.keys import ClientKeys
 from shared.memory import boot_id
 from shared.wire.message_parts import Cursor
-from shared.wire.topics.lease_messages import VERIFY
+from shared.wire.topics.work_messages import VERIFY
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.network.outbox import Reader
@@ -55,7 +55,6 @@ class EpochsOfJob:
 @contextmanager
 def _connected(source: EpochsOfJob, world: int = 1) -> Iterator[Receiver]:
     """Yield the receiver of a verifier, not yet attached; its `world` ranks are read together, in rounds."""
-    keys = source.keys
     receiver = Receiver(
         ReceiverSettings(
             core=CoreSettings(
@@ -69,8 +68,8 @@ def _connected(source: EpochsOfJob, world: int = 1) -> Iterator[Receiver]:
                 verify=True,
             ),
             endpoint=source.endpoint,
-            coordinator_keys=ClientKeys.read(keys, "trainer", to="coordinator") if keys else None,
-            worker_keys=ClientKeys.read(keys, "trainer", to="worker") if keys else None,
+            coordinator_keys=ClientKeys.of_trainer(source.keys, to="coordinator"),
+            worker_keys=ClientKeys.of_trainer(source.keys, to="worker"),
             connect_timeout_s=source.connect_timeout_s,
         )
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.coordinator.streams.queues import work_of
 from shared.wire import messages as m
-from shared.wire.topics.lease_messages import VERIFY
+from shared.wire.topics.work_messages import VERIFY
 
 if TYPE_CHECKING:
     from loader_server.coordinator.settings import CoordinatorSettings

@@ -27,7 +27,7 @@ from loader_server.leases.table import LeaseSettings, LeaseTable
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from shared.wire.message_parts import Cursor, DoneSet, EpochDone
-from shared.wire.topics.lease_messages import MEASURE, plan_epoch
+from shared.wire.topics.work_messages import MEASURE, plan_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -14,7 +14,7 @@ from loader_server.coordinator.streams.stream_trainers import compared, overlap
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from shared.wire.message_parts import Cursor
-from shared.wire.topics.lease_messages import MEASURE
+from shared.wire.topics.work_messages import MEASURE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

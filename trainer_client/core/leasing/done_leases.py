@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.wire.message_parts import PIECE_BYTES
-from shared.wire.topics.lease_messages import MOST_LEASES
+from shared.wire.topics.work_messages import MOST_LEASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
 from shared.wire.message_parts import Failure
-from shared.wire.topics.lease_messages import MOST_LEASES, plan_epoch
+from shared.wire.topics.work_messages import MOST_LEASES, plan_epoch
 from trainer_client.core import instructions as i
 from trainer_client.core.leasing.done_leases import DoneLeases
 from trainer_client.core.leasing.lease_wait import LeaseWait

@@ -196,8 +196,7 @@ def _is_better(direction: int, before: float, now: float) -> bool | None:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the settings in which two tests differ, as text, because they make figures hard to compare."""
-    names = dict.fromkeys((*before, *now))
-    differing = [name for name in names if before.get(name) != now.get(name)]
+    differing = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
     return ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in differing)
 
 

@@ -16,10 +16,9 @@ _PLACES = 1 << _BITS
 
 
 class Plain(TypedDict):
-    """Histogram as plain values: the count in each bin, the sum and the largest time."""
+    """Histogram as plain values: the count in each bin, and the largest time."""
 
     counts: list[tuple[int, int]]
-    sum_us: int
     max_us: int
 
 
@@ -28,7 +27,6 @@ class Histogram:
 
     def __init__(self) -> None:
         self.total = 0
-        self.sum_us = 0
         self.max_us = 0
         self._counts: Counter[int] = Counter()
 
@@ -38,14 +36,12 @@ class Histogram:
         shift = max(0, time_us.bit_length() - _BITS - 1)
         self._counts[shift * _PLACES + (time_us >> shift)] += 1
         self.total += 1
-        self.sum_us += time_us
         self.max_us = max(self.max_us, time_us)
 
     def merge(self, other: Histogram) -> None:
         """Add all times of another histogram."""
         self._counts.update(other._counts)
         self.total += other.total
-        self.sum_us += other.sum_us
         self.max_us = max(self.max_us, other.max_us)
 
     def quantile_us(self, share: float) -> int:
@@ -54,6 +50,7 @@ class Histogram:
         for place, count in sorted(self._counts.items()):
             seen += count
             if seen >= wanted:
+                # The upper end of the bin, so that rounding never keeps a limit; but no more than was seen.
                 return min(_largest_us(place), self.max_us)
         return self.max_us
 
@@ -67,7 +64,7 @@ class Histogram:
 
     def plain(self) -> Plain:
         """Return the histogram as plain values, for a message."""
-        return {"counts": sorted(self._counts.items()), "sum_us": self.sum_us, "max_us": self.max_us}
+        return {"counts": sorted(self._counts.items()), "max_us": self.max_us}
 
     @classmethod
     def of(cls, plain: Plain) -> Histogram:
@@ -75,7 +72,7 @@ class Histogram:
         made = cls()
         made._counts = Counter(dict(plain["counts"]))
         made.total = made._counts.total()
-        made.sum_us, made.max_us = plain["sum_us"], plain["max_us"]
+        made.max_us = plain["max_us"]
         return made
 
 

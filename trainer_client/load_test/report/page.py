@@ -119,8 +119,7 @@ def _whole_seconds(run: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _batches(run: Mapping[str, Any]) -> str:
-    seconds = _whole_seconds(run)
-    points = [(second["second"], second["batches"]) for second in seconds]
+    points = [(second["second"], second["batches"]) for second in _whole_seconds(run)]
     most = max((batches for _, batches in points), default=1)
     across = linear("seconds since the start", 0, max(len(points) - 1, 1))
     line = Series(name="batches", points=points, look="a")
@@ -177,9 +176,11 @@ def _utilisations(run: Mapping[str, Any]) -> str:
     shares = sorted(run["utilisations"])
     points = [(place + 1, 100 * share) for place, share in enumerate(shares)]
     across = linear("trainers, the least utilised first", 0, len(shares))
-    up = linear("%", min(90.0, points[0][1]), 100)
     return chart(
-        "Accelerator utilisation of each trainer", across, up, [Series(name="", points=points, look="a", dots=True)]
+        "Accelerator utilisation of each trainer",
+        across,
+        linear("%", min(90.0, points[0][1]), 100),
+        [Series(name="", points=points, look="a", dots=True)],
     )
 
 

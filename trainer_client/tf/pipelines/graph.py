@@ -95,8 +95,7 @@ def _serialized(dataset: tf.data.Dataset) -> bytes:
             where=_WHERE,
             remedy=f"Python functions, generators, variables and tf.random.uniform stay in this process. {_REMEDY}",
         ) from None
-    content: bytes = graph.numpy()
-    return content
+    return graph.numpy()  # type: ignore[no-any-return] # bytes
 
 
 def _refuse_writing(graph: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.wire.message_parts import PIECE_BYTES, Lease
-from shared.wire.topics.lease_messages import MOST_LEASES
+from shared.wire.topics.work_messages import MOST_LEASES
 from trainer_client.core.leasing.done_leases import DoneLeases
 
 

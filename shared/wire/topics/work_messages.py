@@ -1,4 +1,4 @@
-"""Messages about leases, in queue mode: how trainers get batches and report their outcomes; and what batches are for.
+"""Messages about work on batches: leases and their outcomes, in queue mode, and the results of training and evaluation.
 
 Rules: pure; as for all messages.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.bounds import Choice, Integer, Many, Maybe, record
+from shared.wire.bounds import Choice, FixedList, Integer, Many, Maybe, Number, record
 from shared.wire.message_parts import (
     COUNT,
     EPOCH,
     FLAG,
     ID,
     NAME,
+    PIECE,
+    PROSE,
     BookMark,
     DoneSet,
     Failure,
@@ -26,8 +28,27 @@ from shared.wire.message_parts import (
 )
 
 __all__ = [
-    "MEASURE", "MOST_LEASES", "VERIFY", "VERIFY_WANTS", "WORK", "Leases", "Outcomes", "Recalled", "plan_epoch",
-]  # fmt: skip
+    "LONGEST_NAME",
+    "MEASURE",
+    "MOST_LEASES",
+    "MOST_MEANS",
+    "VERIFY",
+    "VERIFY_WANTS",
+    "WORK",
+    "Aggregate",
+    "Leases",
+    "Outcomes",
+    "Recalled",
+    "Results",
+    "plan_epoch",
+]
+
+#: Most means in one message of a trainer, and the longest name of one.
+MOST_MEANS = 64
+LONGEST_NAME = NAME.longest
+
+#: The name of a mean, and the mean; null: not a number.
+_MEAN = FixedList((NAME, Maybe(Number())))
 
 #: Kinds of work. The last has no batches: its one lease elects the trainer that acts once when training is over.
 WORK = ("train", "evaluate", "predict", "train-end")
@@ -89,3 +110,36 @@ class Leases(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalled(Message):
     """Notice that the trainer's leases have changed, or that there are some again: it should send `Outcomes`."""
+
+
+@message("Results", to="coordinator", by=("trainer",))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results(Message):
+    """Result of a trainer's part of an epoch, or of an evaluation: means over its rows."""
+
+    stream: str = wire(NAME)
+    incarnation: int = wire(ID)
+    serial: int = wire(COUNT)
+    epoch: int = wire(EPOCH)
+    step: int = wire(COUNT)
+    rows: int = wire(COUNT)
+    values: tuple[tuple[str, float | None], ...] = wire(Many(_MEAN, MOST_MEANS))
+    ended: str = wire(PROSE)
+    aside: bool = wire(FLAG)
+    evaluation: str = wire(NAME, "")
+    part: int = wire(COUNT, 0)
+    states: bytes = wire(PIECE, b"")
+
+
+@message("Aggregate")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate(Message):
+    """Answer to `Results`: the means over all ranks, once each has sent its own."""
+
+    serial: int = wire(COUNT)
+    whole: bool = wire(FLAG)
+    rows: int = wire(COUNT)
+    values: tuple[tuple[str, float | None], ...] = wire(Many(_MEAN, 256))
+    parts: int = wire(COUNT, 0)
+    trainers: int = wire(COUNT, 0)
+    states: bytes = wire(PIECE, b"")
