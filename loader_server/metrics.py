@@ -292,17 +292,17 @@ UNSENT_BYTES = _worker.gauge(
 def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
     """Yield the metrics of a coordinator and its job."""
     report, counts = coordinator.report, coordinator.counts
-    yield MetricSamples.one(GARBAGE, coordinator.garbage)
-    yield MetricSamples.one(ATTACHES, counts.attaches)
-    yield MetricSamples.one(REFUSALS, counts.refusals)
-    yield MetricSamples.one(SUPERSEDED, counts.superseded)
-    yield MetricSamples.one(WORKERS_GONE, counts.workers_gone)
-    yield MetricSamples.one(STALE_MESSAGES, counts.stale)
-    yield MetricSamples.one(UNSENDABLE, coordinator.unsendable)
-    yield MetricSamples.one(JOURNAL_ERRORS, coordinator.writer.errors)
-    yield MetricSamples.one(JOURNAL_WAITING, coordinator.writer.waiting)
-    yield MetricSamples.one(JOURNAL_LOST, bool(coordinator.writer.lost))
-    yield MetricSamples.one(WORKERS, len(report["workers"]))
+    yield MetricSamples.single(GARBAGE, coordinator.garbage)
+    yield MetricSamples.single(ATTACHES, counts.attaches)
+    yield MetricSamples.single(REFUSALS, counts.refusals)
+    yield MetricSamples.single(SUPERSEDED, counts.superseded)
+    yield MetricSamples.single(WORKERS_GONE, counts.workers_gone)
+    yield MetricSamples.single(STALE_MESSAGES, counts.stale)
+    yield MetricSamples.single(UNSENDABLE, coordinator.unsendable)
+    yield MetricSamples.single(JOURNAL_ERRORS, coordinator.writer.errors)
+    yield MetricSamples.single(JOURNAL_WAITING, coordinator.writer.waiting)
+    yield MetricSamples.single(JOURNAL_LOST, bool(coordinator.writer.lost))
+    yield MetricSamples.single(WORKERS, len(report["workers"]))
     yield MetricSamples(WORKER_SILENT, _silent(report["workers"]))
     streams = coordinator.streams
     yield MetricSamples(SAMPLES, {(name,): view.samples for name, view in streams.items()})
@@ -360,8 +360,8 @@ def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
     yield MetricSamples(
         CONNECTION_CHANGES, {(port, change): count for port, one in changes for change, count in one.items()}
     )
-    yield MetricSamples.one(DOORS_SHUT, doors.times_shut)
-    yield MetricSamples.one(WRONG_ROLES, guard.wrong_roles)
+    yield MetricSamples.single(DOORS_SHUT, doors.times_shut)
+    yield MetricSamples.single(WRONG_ROLES, guard.wrong_roles)
 
 
 # --- a worker ---
@@ -370,12 +370,12 @@ def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
 def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
     """Yield the metrics of a worker: what it built, and how much is waiting."""
     counts, load = worker.counts, worker.load
-    yield MetricSamples.one(GARBAGE, counts.garbage)
-    yield MetricSamples.one(WANTS_WAITING, load.waiting if load else 0)
-    yield MetricSamples.one(WANTS_BUILDING, load.building if load else 0)
-    yield MetricSamples.one(UNSENT_BYTES, worker.unsent_bytes())
-    yield MetricSamples.one(REFUSED_WANTS, counts.refused)
-    yield MetricSamples.one(STALE_WANTS, counts.stale)
+    yield MetricSamples.single(GARBAGE, counts.garbage)
+    yield MetricSamples.single(WANTS_WAITING, load.waiting if load else 0)
+    yield MetricSamples.single(WANTS_BUILDING, load.building if load else 0)
+    yield MetricSamples.single(UNSENT_BYTES, worker.unsent_bytes())
+    yield MetricSamples.single(REFUSED_WANTS, counts.refused)
+    yield MetricSamples.single(STALE_WANTS, counts.stale)
     # `list`: the worker's threads may add a reason while we iterate.
     yield MetricSamples(MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())})
     yield MetricSamples(FALLBACKS, {(reason,): count for reason, count in worker.fallbacks.items()})
@@ -385,9 +385,9 @@ def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
 
 
 def _remote(counts: RemoteCounts) -> Iterator[MetricSamples]:
-    yield MetricSamples.one(REMOTE_BYTES, counts.fetched_bytes)
+    yield MetricSamples.single(REMOTE_BYTES, counts.fetched_bytes)
     yield MetricSamples(REMOTE_BLOCKS, {("found",): counts.found, ("waited",): counts.waited})
-    yield MetricSamples.one(REMOTE_RETRIES, counts.retries)
+    yield MetricSamples.single(REMOTE_RETRIES, counts.retries)
 
 
 def _built(worker: Worker) -> Iterator[MetricSamples]:

@@ -51,6 +51,7 @@ def pip_install(extra: str) -> str:
 
 def _pip_install(extra: str, origin: dict[str, Any]) -> str:
     """Return the pip command for an installation with this origin: a folder, an index (no URL), or a URL."""
+    # pip records where it took a package from (PEP 610): nothing for an index, a folder or a version control's URL.
     url, directory = str(origin.get("url", "")), origin.get("dir_info")
     if directory is not None:
         path = unquote(urlsplit(url).path)

@@ -284,7 +284,7 @@ def _find_served_problem(options: argparse.Namespace) -> str:
     if options.strategy != "parameter-server":
         return ""
     for flag in ("epochs", "steps"):
-        if str(getattr(options, flag) or "").startswith("+"):
+        if str(getattr(options, flag)).startswith("+"):
             return (
                 f"argument --{flag}: expected a number that is the same for all workers, got {getattr(options, flag)}: "
                 "write how many there are in all"

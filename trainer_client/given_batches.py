@@ -39,6 +39,7 @@ class GivenBatches:
             batch.update({key: self._convert(array) for key, array in batch.items()})
             self._is_in_hand = True
             yield batch
+            # The loop asks for the next batch, so its step on this one is over, unless `state` has counted it already.
             self._count()
 
     def _count(self) -> None:

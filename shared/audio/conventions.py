@@ -100,7 +100,7 @@ def _triangles(bins: NDArray[np.floating[Any]], corners: _Numbers) -> _Numbers:
     rising = (bins[:, None] - corners[:-2]) / (corners[1:-1] - corners[:-2])
     falling = (corners[2:] - bins[:, None]) / (corners[2:] - corners[1:-1])
     # Each bin is at the lower of both slopes, which is negative outside the triangle.
-    return np.maximum(0.0, np.minimum(rising, falling))  # type: ignore[no-any-return] # numpy's types
+    return np.maximum(0.0, np.minimum(rising, falling))
 
 
 def _mels(hertz: float) -> float:
@@ -109,7 +109,7 @@ def _mels(hertz: float) -> float:
 
 
 def _hertz(mels: _Numbers) -> _Numbers:
-    return 700.0 * (10.0 ** (mels / 2595.0) - 1.0)  # type: ignore[no-any-return] # numpy's types
+    return 700.0 * (10.0 ** (mels / 2595.0) - 1.0)
 
 
 def _slaneys_mels(hertz: float) -> float:

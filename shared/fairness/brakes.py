@@ -225,9 +225,9 @@ def _hang_up(opened: socket.socket) -> None:
 def _received(fd: int) -> float | None:
     """Return the bytes that a connection has received, or None if it is closed or the kernel does not tell."""
     info = _with_socket(fd, _tcp_info)
-    # An older kernel fills in less than was asked for.
-    is_whole = info is not None and len(info) == _BYTES_RECEIVED.size
-    return float(_BYTES_RECEIVED.unpack(info)[0]) if is_whole else None
+    if info is None or len(info) != _BYTES_RECEIVED.size:  # an older kernel fills in less than was asked for
+        return None
+    return float(_BYTES_RECEIVED.unpack(info)[0])
 
 
 def _tcp_info(opened: socket.socket) -> bytes:

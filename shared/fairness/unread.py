@@ -48,7 +48,7 @@ class _MarkedAnswers:
     def _send_marked(self, identity: bytes, frames: Sequence[bytes], amount: int) -> bool:
         """Send a message; return False if the peer is not connected.
 
-        Unless `amount` is 0 the last frame is tracked as a mark for that amount.
+        Unless `amount` is 0 the last frame is tracked as a mark of this amount.
         """
         try:
             send_now(self._router, [identity, *(frames[:-1] if amount else frames)], more=bool(amount))

@@ -26,7 +26,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
-from typing_extensions import Self
 
 from shared.errors import SettingsError
 from shared.logs import Log
@@ -83,7 +82,7 @@ class MetricSamples:
         return cls(metric, {labels: value})
 
 
-class MetricsServer:
+class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
     """Small HTTP server in a thread of its own, which runs until `close`.
 
     `labels` name the process: job, role and, for a worker or trainer, its own name. With `targets_folder` it writes its
@@ -147,9 +146,6 @@ class MetricsServer:
         while not self._closing:
             self._server.timeout = self._server.connections.end_overdue(time.monotonic())
             self._server.handle_request()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -103,6 +103,7 @@ def build_pipeline(function: Callable[[Any], Any], context: PipelineContext, whe
     Raise SettingsError unless it called the marker exactly once and returned a `tf.data.Dataset`.
     """
     made = function(context)
+    # Without the call workers would run nothing, and after two it would be open which data set trainers get.
     if context.marked != 1:
         raise SettingsError(
             expected="one call of context.map_producer_to_consumer(dataset)",

@@ -91,6 +91,7 @@ def _value(field: Field, known: Mapping[str, Field]) -> ElementValue:
     """Return the value that a field of values carries; its rank comes from the field of its shape."""
     key = field.key.removesuffix(_VALUES)
     shape = field.shape
+    # Several axes may have become one, and only the length of the shape's field tells how many.
     if field.padded:
         (rank,) = known[key + _SHAPE].shape
         shape = (*(None for _ in range((rank or 0) - len(shape) + 1)), *shape[1:])

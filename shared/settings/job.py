@@ -275,6 +275,7 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
             where=f"{where}, [streams.{name}], like",
             remedy="Name one of these.",
         )
+    # A stream that is like another is usually the one that judges it: for evaluation, unless a table sets it.
     merged: dict[str, Any] = {"evaluation": True}
     for table in (_inherited(streams[model], own), own):  # later ones take precedence
         for key, value in table.items():
@@ -294,6 +295,7 @@ def _inherited(model: Table, own: Table) -> Table:
     The other form of sources is left out, and so are tables of transforms that the stream does not have.
     """
     other_form = "sources" if "source" in own else "source" if "sources" in own else ""
+    # Such a table would be an unknown setting of a stream without that transform.
     gone = _transform_tables(model) - _transform_tables({**model, **own})
     return {
         key: value
@@ -311,5 +313,6 @@ def _transform_tables(stream: Table) -> set[str]:
 
 def _is_curriculum(value: object) -> bool:
     """Return whether a value is a table with an entry for each of some epochs."""
-    is_table = isinstance(value, dict) and bool(value)
-    return is_table and all(epoch.isascii() and epoch.isdecimal() and len(epoch) < 10 for epoch in value)
+    if not isinstance(value, dict) or not value:
+        return False
+    return all(epoch.isascii() and epoch.isdecimal() and len(epoch) < 10 for epoch in value)

@@ -135,6 +135,7 @@ def encode_payload(payload: NDArray[np.uint8], layout: Layout, encoding: Payload
 def _narrowed(payload: NDArray[np.uint8], layout: Layout, float32: str) -> NDArray[np.uint8]:
     """Return the payload with 16 bits an item for float32 tensors, and zeros between tensors."""
     wire = _on_wire(layout, float32)
+    # Zeros, or what memory held before would cross in the gaps, and equal payloads would not encode to equal bytes.
     narrow = np.zeros(wire.nbytes, np.uint8)
     for source, target in zip(layout.tensors, wire.tensors, strict=True):
         if source.dtype == "float32":

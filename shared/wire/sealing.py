@@ -33,6 +33,7 @@ def _cipher(key: bytes):  # type: ignore[no-untyped-def] # noqa: ANN202 - import
     return AESGCM(key)
 
 
+# 10 MB take 1 ms on either side, instead of 5 to 6 ms with CURVE.
 class Sealer:
     """Worker's half, one for each `Hello`; only the building thread seals payloads, only the poll loop headers."""
 

@@ -38,6 +38,7 @@ class LeasedElements:
         # Before fetching: asking for an element reports those before it, and fetching may wait for long.
         self._leases.count_handed_over(self._reading, self._handed_over)
         element = next(self._elements)
+        # Counted here, after prefetching: what TensorFlow holds ahead would be reported as trained on otherwise.
         self._handed_over += 1
         self._reading = self._leases.reading
         return element

@@ -67,6 +67,7 @@ class Stacks:
         """Return the data set of single batches."""
         if self.most == 1:
             return entered
+        # `rebatch` survives tensors without elements, where `unbatch` would end the process.
         return entered.rebatch(1, drop_remainder=True) if self.joined else entered.unbatch()
 
 

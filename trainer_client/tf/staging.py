@@ -9,11 +9,9 @@ know what it makes.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
-
-from typing_extensions import Self
 
 from trainer_client.tf import exit_guard
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Staging"]
 
 
-class Staging:
+class Staging(AbstractContextManager["Staging"]):
     """Results of `make`, call after call, until it raises; `ahead` of them are made before they are asked for."""
 
     def __init__(self, make: Callable[[], Any], ahead: int) -> None:
@@ -71,9 +69,6 @@ class Staging:
         with suppress(Empty):
             while True:
                 self._made.get_nowait()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -26,7 +26,7 @@ from trainer_client.verifying.digests import EpochDigests
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from trainer_client.verifying.cuts import CutPart
+    from trainer_client.verifying.digests import CutPart
 
 __all__ = ["EpochsOfJob", "NotComparableError", "read_epochs", "read_part"]
 

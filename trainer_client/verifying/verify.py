@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from trainer_client.verifying.cuts import CutPart, cut_plan
-from trainer_client.verifying.digests import Difference, EpochDigests, differences, digest_of
+from trainer_client.verifying.digests import CutPart, Difference, EpochDigests, cut_plan, differences, digest_of
 from trainer_client.verifying.epoch_reading import EpochsOfJob, NotComparableError, read_epochs, read_part
 
 if TYPE_CHECKING:
