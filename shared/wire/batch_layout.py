@@ -86,7 +86,7 @@ class Layout:
 
     def gaps(self) -> Iterator[slice]:
         """Yield the byte ranges between tensors, which are part of the payload and of its digest."""
-        # Only a tensor's size, not its place, may end between two multiples of 64: the rest is the gap after it.
+        # Each tensor begins at a multiple of 64, so there is a gap after one whose size is no such multiple.
         ends = [*(tensor.offset for tensor in self.tensors[1:]), self.nbytes]
         for tensor, end in zip(self.tensors, ends, strict=True):
             if tensor.offset + tensor.nbytes < end:

@@ -41,7 +41,9 @@ def fetch_metrics(address: str, token: str = "") -> Scrape:
 
 def total(scrape: Scrape, name: str, **labels: str) -> float:
     """The sum of a metric over all samples with these labels."""
-    return sum(value for (one, had), value in scrape.items() if one == name and labels.items() <= dict(had).items())
+    return sum(
+        value for (sample, had), value in scrape.items() if sample == name and labels.items() <= dict(had).items()
+    )
 
 
 def read_targets(folder: Path) -> dict[str, dict[str, Any]]:

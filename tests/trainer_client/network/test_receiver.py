@@ -219,7 +219,7 @@ def _open_files():
 
 
 def test_an_answer_that_is_wrong_is_an_error(ends):
-    ends.said["cursor"] = Cursor(1, 0, 4, DIGEST)
+    ends.facts["cursor"] = Cursor(1, 0, 4, DIGEST)
     ours = receiver(ends.endpoint)
     with pytest.raises(ProtocolError, match="epoch 0, batch 0, as was asked"):
         ours.attach(None)
