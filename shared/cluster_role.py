@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from shared.endpoints import is_connectable
-from shared.errors import SettingsError
+from shared.errors import SettingsError, require
 from shared.settings.parsers import nearest
 
 __all__ = ["FLAGS", "Role", "has_place", "role_of"]
@@ -91,11 +91,13 @@ class Role:
         An evaluator shares with nobody, so its rank is its index. Raise SettingsError for a parameter server, which
         reads no data.
         """
-        if self.is_ps:
-            raise SettingsError(
-                expected="a role that reads data", got=f"parameter server {self.index}", where="rank",
-                remedy="Connect in masters, workers and evaluators only.",
-            )  # fmt: skip
+        require(
+            not self.is_ps,
+            expected="a role that reads data",
+            got=f"parameter server {self.index}",
+            where="rank",
+            remedy="Connect in masters, workers and evaluators only.",
+        )
         return self.index + (1 if self.kind == "worker" and self.master_host else 0)
 
     @property
@@ -255,11 +257,13 @@ def _read_tf_config(text: str) -> _RoleFacts:
             expected="hosts of chief, master, worker, ps, evaluator" + nearest(unknown[0], _KINDS),
             got=repr(unknown[0]), where="TF_CONFIG, cluster", remedy="Name no others.",
         )  # fmt: skip
-    if cluster.get("chief") and cluster.get("master"):
-        raise SettingsError(
-            expected="a chief or a master", got="both", where="TF_CONFIG, cluster",
-            remedy="They are one and the same: keep one of them.",
-        )  # fmt: skip
+    require(
+        not (cluster.get("chief") and cluster.get("master")),
+        expected="a chief or a master",
+        got="both",
+        where="TF_CONFIG, cluster",
+        remedy="They are one and the same: keep one of them.",
+    )
     # From here on both names are "chief".
     cluster["chief"] = cluster.pop("master", None) or cluster.get("chief")
     return _RoleFacts({"type": task.get("type"), "index": task.get("index"), **cluster}, _IN_TF_CONFIG)

@@ -9,7 +9,7 @@ import ipaddress
 import re
 from typing import TypeAlias
 
-from shared.errors import SettingsError
+from shared.errors import SettingsError, require
 
 __all__ = [
     "advertised",
@@ -41,9 +41,8 @@ def check_endpoint(endpoint: str, *, where: str, encrypted: bool, insecure: bool
     `insecure` allows serving beyond loopback without keys.
     """
     _, port = _split(endpoint, where)
-    if encrypted or insecure or is_loopback(endpoint):
-        return
-    raise SettingsError(
+    require(
+        encrypted or insecure or is_loopback(endpoint),
         expected="keys, or a loopback address such as tcp://127.0.0.1:7400",
         got=f"{endpoint} without keys: anyone who reaches it could feed on it",
         where=where,
@@ -95,13 +94,13 @@ def _split(endpoint: str, where: str) -> tuple[str, str]:
     """Return host and port of a TCP endpoint; raise SettingsError if it is not one."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")  # from the right, because IPv6 addresses hold colons
-    if scheme != "tcp" or not host or not (port == "*" or _is_port(port, lowest=0)):
-        raise SettingsError(
-            expected="an endpoint like tcp://127.0.0.1:7400",
-            got=repr(endpoint),
-            where=where,
-            remedy="Write scheme, host and port.",
-        )
+    require(
+        scheme == "tcp" and host != "" and (port == "*" or _is_port(port, lowest=0)),
+        expected="an endpoint like tcp://127.0.0.1:7400",
+        got=repr(endpoint),
+        where=where,
+        remedy="Write scheme, host and port.",
+    )
     return host.strip("[]"), port
 
 

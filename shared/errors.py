@@ -36,6 +36,7 @@ __all__ = [
     "SettingsError",
     "StokerError",
     "WorldChangedError",
+    "require",
     "shortened",
 ]
 
@@ -47,6 +48,12 @@ _MOST_OF_LINES = 4000
 def shortened(text: str, most: int) -> str:
     """Return at most `most` characters of a text; a longer text loses its middle, because both ends are informative."""
     return text if len(text) <= most else f"{text[: most // 2]} … {text[3 - (most - most // 2) :]}"
+
+
+def require(is_met: bool, *, expected: str, got: str, where: str, remedy: str) -> None:  # noqa: FBT001 - as of `assert`
+    """Raise a SettingsError of these parts unless a condition is met."""
+    if not is_met:
+        raise SettingsError(expected=expected, got=got, where=where, remedy=remedy)
 
 
 class StokerError(Exception):

@@ -59,8 +59,7 @@ def _map_aligned(nbytes: int, flags: int, fd: int) -> NDArray[np.uint8]:
     """
     # The kernel chooses addresses by small pages, so reserve a huge page more and place the mapping inside.
     reserved = nbytes + HUGE_PAGE
-    quietly = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    base = _map(None, reserved, _PROT_NONE, quietly, -1)
+    base = _map(None, reserved, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
     start = -(-base // HUGE_PAGE) * HUGE_PAGE  # rounded up
     try:
         _map(start, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, fd)

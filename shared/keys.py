@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.errors import SettingsError
+from shared.errors import SettingsError, require
 from shared.logs import Log
 from shared.wire.message_parts import ROLES
 
@@ -60,7 +60,15 @@ class ServerKeys:
         Raise SettingsError if the pair is missing or unusable, or if the folder of allowed keys cannot be read.
         """
         keys = cls(Path(folder), *_load_pair(Path(folder), role))
-        _refuse_closed_allowed(Path(folder) / ALLOWED)
+        try:  # to the end, because a role's own folder may be the closed one: all its clients would be turned away
+            list(_list_key_files(Path(folder) / ALLOWED))
+        except OSError as error:
+            raise SettingsError(
+                expected=f"a folder of allowed keys that user {os.geteuid()} may look into",
+                got=str(error.strerror),
+                where=str(error.filename),
+                remedy=_MAY_READ,
+            ) from None
         return keys
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
@@ -176,19 +184,6 @@ def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
                     yield Path(entry.path), (state.st_ino, state.st_size, state.st_mtime_ns)
 
 
-def _refuse_closed_allowed(folder: Path) -> None:
-    """Raise SettingsError if the folder of allowed keys cannot be read: every client would be turned away."""
-    try:
-        list(_list_key_files(folder))  # to the end, because a role's own folder may be the closed one
-    except OSError as error:
-        raise SettingsError(
-            expected=f"a folder of allowed keys that user {os.geteuid()} may look into",
-            got=str(error.strerror),
-            where=str(error.filename),
-            remedy=_MAY_READ,
-        ) from None
-
-
 def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
     """Return a folder's entries, sorted by name; none if it does not exist."""
     try:
@@ -203,13 +198,13 @@ def make_keys(folder: str | Path) -> None:
     import zmq.auth  # only this command needs it
 
     folder = Path(folder)
-    if any(folder.glob("*.key*")):
-        raise SettingsError(
-            expected="a folder without keys",
-            got="keys are there already",
-            where=str(folder),
-            remedy="Name another folder.",
-        )
+    require(
+        not any(folder.glob("*.key*")),
+        expected="a folder without keys",
+        got="keys are there already",
+        where=str(folder),
+        remedy="Name another folder.",
+    )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # A folder that existed before may be open to others: make the pairs in a closed one, and move them once chmod has
     # run, so that no secret is readable for a moment.
@@ -226,13 +221,13 @@ def make_keys(folder: str | Path) -> None:
 def _load_pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
     """Return the public and the secret key of a role; raise SettingsError if the pair is missing or unusable."""
     path = folder / f"{role}.key_secret"
-    if not _is_there(path) and any(_is_there(folder / f"{name}.key_secret") for name in ("server", "client")):
-        raise SettingsError(
-            expected=path.name,
-            got="keys without roles, which an earlier release made",
-            where=str(folder),
-            remedy=_REMEDY,
-        )
+    require(
+        _is_there(path) or not any(_is_there(folder / f"{name}.key_secret") for name in ("server", "client")),
+        expected=path.name,
+        got="keys without roles, which an earlier release made",
+        where=str(folder),
+        remedy=_REMEDY,
+    )
     public, secret = _load_key(path)
     if secret is None:
         raise _unreadable(path, "no secret key in it")

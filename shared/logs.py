@@ -46,11 +46,8 @@ class Log:
         if self._logger.isEnabledFor(level):
             fields = {**self._bound, **fields}
             # The message repeats the fields, so that handlers which only write messages lose nothing.
-            self._logger.log(level, "%s  %s", event, _words(fields), extra={"event": event, "fields": fields})
-
-
-def _words(fields: dict[str, object]) -> str:
-    return " ".join(f"{key}={value}" for key, value in fields.items())
+            words = " ".join(f"{key}={value}" for key, value in fields.items())
+            self._logger.log(level, "%s  %s", event, words, extra={"event": event, "fields": fields})
 
 
 class _JsonLines(logging.Formatter):

@@ -152,7 +152,7 @@ def endpoint(text: str) -> str:
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    """Parse `NAME=VALUE`; the value is JSON if it can be read as such, else text."""
+    """Parse `NAME=VALUE`, whose value is JSON if possible, else text; raise ArgumentTypeError for anything else."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"expected name=value, got {text}")

@@ -172,12 +172,12 @@ def _predict(options: argparse.Namespace) -> int:
 # --- load-test ---
 
 _LOAD_TEST = """\
-Read batches with many thin trainers, without TensorFlow, and measure what they waited for.
+Read batches with many thin trainers, without TensorFlow, and measure how long they wait for each batch.
 
-drain reads as fast as it goes. train simulates the accelerator: each trainer sleeps --step-ms for each batch, and
-utilisation is that compute time over all time, the first step excluded. Without --feed the test starts loaders of its
-own, on a synthetic job (about 64 rows of 50 tokens a batch). With --feed it takes the places of ranks 0 to N-1 of that
-job's stream, and is refused while anybody trains on it."""
+The mode drain reads as fast as the loaders deliver. The mode train simulates an accelerator: each trainer sleeps for
+--step-ms after each batch, and utilisation is this compute time divided by all time, the first step excluded. Without
+--feed the test starts loaders of its own, on a synthetic job (about 64 rows of 50 tokens a batch). With --feed it takes
+the places of ranks 0 to N-1 of the running job's stream, and is refused while somebody trains on it."""
 
 _LOAD_TEST_EXAMPLES = """\
 examples:
@@ -190,7 +190,9 @@ examples:
 def _add_load_test(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     texts = ("Measure how well loaders feed many trainers, without TensorFlow.", _LOAD_TEST, _LOAD_TEST_EXAMPLES)
     command = command_named(commands, "load-test", _load_test, texts)
-    command.add_argument("mode", choices=("drain", "train"), help="as fast as it goes, or with a simulated accelerator")
+    command.add_argument(
+        "mode", choices=("drain", "train"), help="read as fast as possible, or simulate an accelerator"
+    )
     _add_load(command)
     _add_loaders(command)
     _add_outcome(command)
@@ -206,15 +208,28 @@ _TRAINERS_A_PROCESS = 100
 
 def _add_load(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("load")
-    group.add_argument("--trainers", type=whole, default=1, metavar="N", help="thin trainers, ranks of one world (1)")
-    group.add_argument("--step-ms", type=positive, metavar="MS", help="train: what a step computes (120)")
-    group.add_argument("--seconds", type=positive, default=10.0, metavar="S", help="how long to read (10)")
-    group.add_argument("--repeats", type=whole, default=1, metavar="N", help="how often; figures are medians (1)")
     group.add_argument(
-        "--prefetch", type=whole, default=8, metavar="N", help="batches that a trainer asks for ahead (8)"
+        "--trainers", type=whole, default=1, metavar="N", help="run N trainers, the ranks of one world (default: 1)"
     )
-    group.add_argument("--processes", type=at_least(1), metavar="N", help="processes for trainers (one a hundred)")
-    group.add_argument("--tcp", action="store_true", help="never shared memory, as if on another machine")
+    group.add_argument(
+        "--step-ms", type=positive, metavar="MS", help="mode train: sleep MS for each batch (default: 120)"
+    )
+    group.add_argument("--seconds", type=positive, default=10.0, metavar="S", help="read for S seconds (default: 10)")
+    group.add_argument(
+        "--repeats", type=whole, default=1, metavar="N", help="run the test N times and report medians (default: 1)"
+    )
+    group.add_argument(
+        "--prefetch", type=whole, default=8, metavar="N", help="ask for N batches ahead, in each trainer (default: 8)"
+    )
+    group.add_argument(
+        "--processes",
+        type=at_least(1),
+        metavar="N",
+        help="share trainers among N processes (default: one per 100 trainers)",
+    )
+    group.add_argument(
+        "--tcp", action="store_true", help="use no shared memory, as if the loaders were on another machine"
+    )
 
 
 def _add_loaders(command: argparse.ArgumentParser) -> None:
@@ -223,32 +238,45 @@ def _add_loaders(command: argparse.ArgumentParser) -> None:
         "--feed",
         type=endpoint,
         metavar="ENDPOINT",
-        help="a running job's coordinator, instead of an own job",
+        help="connect to this coordinator of a running job, instead of starting loaders",
     )
-    group.add_argument("--stream", help="the stream to read of the job at --feed (train)")
-    group.add_argument("--keys", default="", metavar="FOLDER", help="keys of the job at --feed")
+    group.add_argument("--stream", help="read this stream of the job at --feed (default: train)")
+    group.add_argument("--keys", default="", metavar="FOLDER", help="authenticate at --feed with the keys in FOLDER")
     group.add_argument(
-        "--timeout-seconds", type=positive, default=60.0, metavar="S", help="how long to wait for the job (60)"
+        "--timeout-seconds", type=positive, default=60.0, metavar="S", help="wait S seconds for the job (default: 60)"
     )
-    group.add_argument("--workers", type=at_least(1), metavar="N", help="workers of the own job (one a core)")
-    group.add_argument("--seed", type=at_least(0), metavar="N", help="seed of the own job (0)")
+    group.add_argument(
+        "--workers",
+        type=at_least(1),
+        metavar="N",
+        help="start N workers for the test's own job (default: one per core)",
+    )
+    group.add_argument(
+        "--seed", type=at_least(0), metavar="N", help="use this seed for the test's own job (default: 0)"
+    )
 
 
 def _add_outcome(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("outcome")
     group.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     group.add_argument(
-        "--report", type=Path, metavar="FOLDER", help="write report.json, report.md and report.html there"
+        "--report", type=Path, metavar="FOLDER", help="write report.json, report.md and report.html into FOLDER"
     )
-    group.add_argument("--compare", type=Path, metavar="FILE", help="an older report.json to compare with")
+    group.add_argument("--compare", type=Path, metavar="FILE", help="compare with this report.json of an older test")
     group.add_argument(
-        "--max-wait-p99-ms", type=positive, metavar="MS", help="fail if more than 1 in 100 waits is longer"
-    )
-    group.add_argument(
-        "--min-utilisation", type=share, metavar="SHARE", help="train: fail below this share, such as 0.9"
+        "--max-wait-p99-ms", type=positive, metavar="MS", help="fail if more than 1 wait in 100 is longer than MS"
     )
     group.add_argument(
-        "--min-batches-per-s", type=rate, metavar="N", help="fail below this rate, all trainers together"
+        "--min-utilisation",
+        type=share,
+        metavar="SHARE",
+        help="mode train: fail if the utilisation is below SHARE, such as 0.9",
+    )
+    group.add_argument(
+        "--min-batches-per-s",
+        type=rate,
+        metavar="N",
+        help="fail if all trainers together read fewer than N batches a second",
     )
 
 

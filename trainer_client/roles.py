@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from shared.cluster_role import FLAGS, Role, has_place, role_of
-from shared.errors import SettingsError
+from shared.errors import require
 from shared.logs import Log
 from trainer_client.core.upcoming import Ranks
 
@@ -67,10 +67,12 @@ def ranks_in_world(rank: int | None, replicas: int, world: int | None) -> Ranks:
     # A process that has replicas has as many ranks, and so has each process of its world.
     place = role()
     ranks = Ranks(rank=place.rank * replicas, replicas=replicas, world=place.world * replicas)
-    if world not in (None, ranks.world):
-        raise SettingsError(
-            expected=f"world={ranks.world}, as the environment says", got=f"world={world}", where="connect",
-            remedy="Leave world out; or pass rank as well, and the environment is not asked.",
-        )  # fmt: skip
+    require(
+        world in (None, ranks.world),
+        expected=f"world={ranks.world}, as the environment says",
+        got=f"world={world}",
+        where="connect",
+        remedy="Leave world out; or pass rank as well, and the environment is not asked.",
+    )
     Log("trainer").info("rank as the environment says", rank=ranks.rank, world=ranks.world, role=place.kind)
     return ranks

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.audio.conventions import NAMED
-from shared.errors import SettingsError
+from shared.errors import require
 from shared.settings.parsers import choice, duration_s, number, setting, whole
 
 if TYPE_CHECKING:
@@ -75,19 +75,19 @@ def mel_frames(settings: MelSettings, convention: Convention) -> MelFrames:
     """Return the frame layout that settings ask for; raise SettingsError if they allow no frame or no band."""
     window, hop = round(settings.window * settings.rate), round(settings.hop * settings.rate)
     low_hz, high_hz = settings.low_hz, settings.high_hz or settings.rate / 2
-    if window < 2 or hop < 1:
-        raise SettingsError(
-            expected=f"a window of at least 2 samples and a hop of at least 1 at {settings.rate} Hz",
-            got=f"{window} and {hop}",
-            where="window and hop",
-            remedy='Write for instance window = "25 ms" and hop = "10 ms".',
-        )
-    if not low_hz < high_hz <= settings.rate / 2:
-        raise SettingsError(
-            expected=f"low_hz < high_hz <= {settings.rate / 2:g}, half the rate",
-            got=f"low_hz = {low_hz:g} and high_hz = {high_hz:g}",
-            where="low_hz and high_hz",
-            remedy="Lower them, or raise the rate.",
-        )
+    require(
+        window >= 2 and hop >= 1,
+        expected=f"a window of at least 2 samples and a hop of at least 1 at {settings.rate} Hz",
+        got=f"{window} and {hop}",
+        where="window and hop",
+        remedy='Write for instance window = "25 ms" and hop = "10 ms".',
+    )
+    require(
+        low_hz < high_hz <= settings.rate / 2,
+        expected=f"low_hz < high_hz <= {settings.rate / 2:g}, half the rate",
+        got=f"low_hz = {low_hz:g} and high_hz = {high_hz:g}",
+        where="low_hz and high_hz",
+        remedy="Lower them, or raise the rate.",
+    )
     fft = 1 << (window - 1).bit_length() if convention.power_of_two else window  # the next power of two, or itself
     return MelFrames(window, hop, fft, window // 2 if convention.padding else 0, (low_hz, high_hz))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.endpoints import is_connectable, is_everywhere, is_loopback
-from shared.errors import SettingsError
+from shared.errors import SettingsError, require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,13 +69,13 @@ def listening_of(
     host, own_port = _split(listen, words) if listen else (_LOOPBACK, None)
     token = _read_token(token_file, words) if token_file is not None else ""
     # Names of jobs, streams and hosts are in the metrics: nobody may read them from elsewhere by accident.
-    if not token and not insecure and not is_loopback(f"tcp://{bracketed(host)}:0"):
-        raise SettingsError(
-            expected="a token, or a loopback address such as 127.0.0.1:9100",
-            got=f"{listen} without one: anyone who reaches it could read the metrics",
-            where=words.listen,
-            remedy=f"Write a secret into a file and name it with {words.file} FILE, or write {words.insecure}.",
-        )
+    require(
+        token != "" or insecure or is_loopback(f"tcp://{bracketed(host)}:0"),
+        expected="a token, or a loopback address such as 127.0.0.1:9100",
+        got=f"{listen} without one: anyone who reaches it could read the metrics",
+        where=words.listen,
+        remedy=f"Write a secret into a file and name it with {words.file} FILE, or write {words.insecure}.",
+    )
     return Listening(host=host, port=port if own_port is None else own_port, token=token)
 
 
@@ -87,13 +87,13 @@ def _split(listen: str, words: ListeningWords) -> tuple[str, int | None]:
     plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     is_host = is_connectable(f"tcp://{host}:1") or is_everywhere(plain)
     is_port = port.isascii() and port.isdigit() and int(port[:6]) <= 65535 if port else not listen.endswith(":")
-    if not is_host or not is_port:
-        raise SettingsError(
-            expected="a host, or a host and a port, such as 0.0.0.0:9100",
-            got=repr(listen),
-            where=words.listen,
-            remedy="Write HOST:PORT; 0.0.0.0 is all addresses of this machine, and port 0 any free one.",
-        )
+    require(
+        is_host and is_port,
+        expected="a host, or a host and a port, such as 0.0.0.0:9100",
+        got=repr(listen),
+        where=words.listen,
+        remedy="Write HOST:PORT; 0.0.0.0 is all addresses of this machine, and port 0 any free one.",
+    )
     return plain, int(port) if port else None
 
 

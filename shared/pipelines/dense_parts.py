@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import SettingsError
+from shared.errors import require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,13 +36,13 @@ def parted(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
     if not isinstance(spec, dict):
         return dataset
     for key, value_spec in spec.items():
-        if not isinstance(value_spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec):
-            raise SettingsError(
-                expected=f'"{key}" as a dense, ragged or sparse tensor',
-                got=f"{value_spec}",
-                where=where,
-                remedy="Make it one in a map, or leave it out.",
-            )
+        require(
+            isinstance(value_spec, tf.TensorSpec | tf.RaggedTensorSpec | tf.SparseTensorSpec),
+            expected=f'"{key}" as a dense, ragged or sparse tensor',
+            got=f"{value_spec}",
+            where=where,
+            remedy="Make it one in a map, or leave it out.",
+        )
     # Unchanged if it can be: a map that changes nothing would still cost each element a call.
     if all(isinstance(value_spec, tf.TensorSpec) and value_spec.dtype != tf.string for value_spec in spec.values()):
         return dataset
@@ -77,18 +77,13 @@ def joined_values(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _joined(own: Mapping[str, Any]) -> Any:
-    """Return the value that has these parts, by their kinds."""
+    """Return the value that has these parts, by their kinds: a plain one, strings, a ragged or a sparse tensor."""
+    import tensorflow as tf  # only where pipelines are built
+
     if set(own) == {""}:
         return own[""]
     if _BYTES in own:
         return _strings(own[_BYTES], own[_SIZES])
-    return _of_flat(own)
-
-
-def _of_flat(own: Mapping[str, Any]) -> Any:
-    """Return the ragged or sparse tensor that has these parts."""
-    import tensorflow as tf  # only where pipelines are built
-
     flat = _joined({kind.removeprefix(_FLAT).removeprefix(":"): part for kind, part in own.items() if _FLAT in kind})
     if _AT in own:
         return tf.SparseTensor(own[_AT], flat, own[_DENSE])

@@ -26,7 +26,7 @@ from shared.hashing import fingerprint
 from shared.wire.batch_layout import DTYPES, Field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -40,7 +40,6 @@ __all__ = [
     "fields_of_element",
     "flat_values",
     "values_of_element",
-    "values_on_wire",
 ]
 
 #: Largest graph, with the lookup tables inside it; larger tables have to be read from files.
@@ -117,17 +116,12 @@ def flat_values(
 def element_of(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the element that a batch of the plain iterator carries; an empty place of its shard has no rows."""
     element = {}
-    for key in values_on_wire(batch):
+    for key in [name.removesuffix(_VALUES) for name in batch if name.endswith(_VALUES)]:
         values, shape = batch[key + _VALUES][0], batch.get(key + _SHAPE)
         if shape is not None:  # only the varying axes: in an empty batch the sizes are all zeros, even of fixed axes
             values = values.reshape(*shape[0][: len(shape[0]) - values.ndim + 1], *values.shape[1:])
         element[key] = values
     return element
-
-
-def values_on_wire(keys: Iterable[str]) -> Sequence[str]:
-    """Return the keys of the element that crosses under these keys."""
-    return [key.removesuffix(_VALUES) for key in keys if key.endswith(_VALUES)]
 
 
 def digest_of(flat: Mapping[str, NDArray[np.generic]]) -> int:

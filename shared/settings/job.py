@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shared.bad_limit import BadLimit
-from shared.errors import SettingsError
+from shared.errors import SettingsError, require
 from shared.settings.parsers import (
     BadValue,
     Table,
@@ -202,17 +202,20 @@ def parse_job(toml: str, where: str) -> Job:
                 remedy="Rename it.",
             )
     job, streams = document.get("job", {}), document.get("streams", {})
-    if not isinstance(job, dict):
-        raise SettingsError(
-            expected="the table [job]", got=f"job = {job!r}", where=where, remedy='Write [job] and below it name = "…".'
-        )
-    if not streams or not isinstance(streams, dict) or not all(isinstance(table, dict) for table in streams.values()):
-        raise SettingsError(
-            expected="at least one table [streams.<name>]",
-            got=repr(streams) if streams else "none",
-            where=where,
-            remedy="Add [streams.train].",
-        )
+    require(
+        isinstance(job, dict),
+        expected="the table [job]",
+        got=f"job = {job!r}",
+        where=where,
+        remedy='Write [job] and below it name = "…".',
+    )
+    require(
+        isinstance(streams, dict) and streams != {} and all(isinstance(table, dict) for table in streams.values()),
+        expected="at least one table [streams.<name>]",
+        got=repr(streams) if streams else "none",
+        where=where,
+        remedy="Add [streams.train].",
+    )
     _check_names(streams, where)
     return Job(
         settings=read_table(JobSettings, job, f"{where}, [job]"),
@@ -262,7 +265,10 @@ def _check_names(streams: Mapping[str, Table], where: str) -> None:
 
 
 def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
-    """Return the stream's own table laid over the one it is `like`; sub-tables are merged key by key."""
+    """Return the stream's own table laid over the one it is `like`; sub-tables are merged key by key.
+
+    Raise SettingsError if that is no other stream of the job, or one that is like another itself.
+    """
     own = streams[name]
     model = own.get("like")
     if model is None:

@@ -14,7 +14,7 @@ import secrets
 import stat
 from typing import TYPE_CHECKING
 
-from shared.errors import MachineError, SettingsError
+from shared.errors import MachineError, require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,10 +63,13 @@ def refuse_closed(folder: Path, *, where: str) -> None:
         where: Where it was named, such as a setting or an option.
     """
     reason = why_closed(folder)
-    if reason:
-        raise SettingsError(
-            expected=f"a folder that user {os.geteuid()} may write to", got=reason, where=where, remedy=CLOSED_REMEDY
-        )
+    require(
+        not reason,
+        expected=f"a folder that user {os.geteuid()} may write to",
+        got=reason,
+        where=where,
+        remedy=CLOSED_REMEDY,
+    )
 
 
 def open_own(path: Path | str, flags: int) -> int:

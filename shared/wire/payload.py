@@ -71,8 +71,12 @@ def require_library(encoding: PayloadEncoding) -> None:
 
 
 def _library(compression: str) -> Any:
-    use, otherwise = f"for compression {compression!r}", "here and on the other side, or choose compression 'none'"
-    return library(_LIBRARIES[compression], extra="compression", use=use, otherwise=otherwise)
+    return library(
+        _LIBRARIES[compression],
+        extra="compression",
+        use=f"for compression {compression!r}",
+        otherwise="here and on the other side, or choose compression 'none'",
+    )
 
 
 # --- rounding, by the builder ---

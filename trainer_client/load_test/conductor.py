@@ -91,12 +91,9 @@ class _Process:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._input, self._output = self.process.stdin, self.process.stdout
+        #: The descriptor of its output.
+        self.file = self._output.fileno()
         self.tell(run=asdict(run), ranks=list(ranks))
-
-    @property
-    def file(self) -> int:
-        """Return the file descriptor of its output."""
-        return self._output.fileno()
 
     def tell(self, **line: object) -> None:
         """Send it a message; raise CrewError if it has ended."""
@@ -124,7 +121,7 @@ class _Process:
             expected=f"the process of trainers {self.ranks[0]} to {self.ranks[-1]} to go on",
             got=f"its end, with exit code {self.process.wait()}",
             where="load test",
-            remedy="Its own error stands above; if it was killed, memory may be short: use fewer trainers.",
+            remedy="See its own error above. If it was killed, memory may be short: use fewer trainers.",
         )
 
     def close(self) -> None:
@@ -198,7 +195,7 @@ def _refuse_if_some_failed(crews: list[_Process]) -> None:
             expected=f"{sum(len(crew.ranks) for crew in crews)} trainers to attach",
             got=f"{len(failures)} that could not, the first: {error.rstrip('.')}",
             where="load test",
-            remedy="Mend that, then run the test again.",
+            remedy="Fix the first error, then run the test again.",
         )
 
 

@@ -32,7 +32,7 @@ from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDatase
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
 
-from shared.errors import SettingsError
+from shared.errors import require
 from shared.logs import Log
 from shared.wire.batch_layout import ALIGNMENT
 from trainer_client.core.upcoming import Ranks
@@ -67,9 +67,10 @@ def make(
     With `ahead`, a thread fetches elements while a step computes.
     """
     if session.replicas > 1 and not in_rounds:
-        _warn(
+        warnings.warn(
             f"This feed occupies {session.replicas} ranks, and dataset() yields their batches one after another. "
-            "Under a strategy use feed.distributed(strategy)."
+            "Under a strategy use feed.distributed(strategy).",
+            stacklevel=3,
         )
     _prepare(session)
     counting = _Counting(session)
@@ -88,13 +89,13 @@ def distributed(
 ) -> tf.distribute.DistributedDataset:
     """Return the dataset that gives replica r the r-th batch of each round; raise SettingsError for other replicas."""
     replicas = ranks_of(strategy).replicas
-    if replicas != session.replicas:
-        raise SettingsError(
-            expected=f"a feed of {replicas} ranks, one for each replica here",
-            got=f"one of {session.replicas}",
-            where="feed.distributed",
-            remedy="Connect with connect(..., strategy=strategy).",
-        )
+    require(
+        replicas == session.replicas,
+        expected=f"a feed of {replicas} ranks, one for each replica here",
+        got=f"one of {session.replicas}",
+        where="feed.distributed",
+        remedy="Connect with connect(..., strategy=strategy).",
+    )
     _prepare(session)
     counting = _Counting(session)
     source = _pipeline(Openings(session, structure, _FromAfar(counting))).prefetch(PREFETCH)
@@ -322,9 +323,10 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas > 1 and not self._warned:
             self._warned = True
-            _warn(
+            warnings.warn(
                 f"A plain dataset is iterated in the scope of a strategy with {replicas} replicas: its batches are "
-                "not one for each. Use feed.distributed(strategy)."
+                "not one for each. Use feed.distributed(strategy).",
+                stacklevel=3,
             )
 
 
@@ -397,10 +399,6 @@ class _DistributedFeedDataset(DistributedDatasetsFromFunction):  # type: ignore[
             iterator = super().__iter__()
         self.counting.on_began(iterator)
         return iterator  # type: ignore[no-any-return]
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
 
 
 # --- slots that TensorFlow still holds ---

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.errors import SettingsError
+from shared.errors import SettingsError, require
 from shared.wire.batch_layout import layout_of
 
 if TYPE_CHECKING:
@@ -44,13 +44,13 @@ class ElementStructure:
 
     def __post_init__(self) -> None:
         named = [name for name in ("inputs", "targets", "weights") if getattr(self, name) is not None]
-        if named and (self.map is not None or self.inputs is None):
-            raise SettingsError(
-                expected="inputs (with targets and weights, if any), or map alone",
-                got=" and ".join([*named, "map"] if self.map is not None else named),
-                where="feed.dataset",
-                remedy="Name inputs; or let map take a dict of all keys and return (inputs, targets, weights).",
-            )
+        require(
+            not named or (self.map is None and self.inputs is not None),
+            expected="inputs (with targets and weights, if any), or map alone",
+            got=" and ".join([*named, "map"] if self.map is not None else named),
+            where="feed.dataset",
+            remedy="Name inputs; or let map take a dict of all keys and return (inputs, targets, weights).",
+        )
 
     def of(self, values: Mapping[str, Any]) -> Any:
         """Return the element with these values in its places, before `map`; raise SettingsError if a key is missing."""
@@ -94,7 +94,7 @@ def assembler(spec: Any, leaf: type) -> Callable[[Sequence[Any]], Any] | None:
 
 
 def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequence[Any]], Any] | None:
-    """Return the assembler of a part of a spec, whose leaves take the next places of the flat list."""
+    """Return the assembler of a part of a spec, whose leaves take the next places of the flat list; None as above."""
     if type(spec) is leaf:
         return itemgetter(next(places))
     if type(spec) is tuple:

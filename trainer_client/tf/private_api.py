@@ -49,8 +49,8 @@ def call_python(function: Callable[..., Any], args: Sequence[tf.Tensor], dtypes:
     called = _AsItIs(function)
     keep_with_graph(called)
     # The token is the function's name in TensorFlow's own registry, which refers to it only weakly.
-    token = script_ops._py_funcs.insert(called)  # noqa: SLF001 - as above
-    return list(tf.raw_ops.PyFunc(input=args, token=token, Tout=dtypes))
+    registry = script_ops._py_funcs  # noqa: SLF001 - as above
+    return list(tf.raw_ops.PyFunc(input=args, token=registry.insert(called), Tout=dtypes))
 
 
 def keep_with_graph(used: object) -> None:

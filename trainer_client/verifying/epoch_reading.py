@@ -155,7 +155,7 @@ def read_part(source: EpochsOfJob, whole: EpochDigests, part: CutPart) -> Iterat
 def _another_group(source: EpochsOfJob, expected: int, got: int) -> NotComparableError:
     return NotComparableError(
         expected=f"a stream that is read in groups of {expected}",
-        got=f"one that is read in groups of {got}: that is another order of batches, which is not comparable",
+        got=f"one that is read in groups of {got}, so its batches come in another order and cannot be compared",
         where=f"{source.endpoint}, stream {source.stream}",
         remedy="Leave --group out, or compare with a job of the same group.",
     )

@@ -60,8 +60,7 @@ class _Comparison:
 
     @property
     def is_equal(self) -> bool:
-        same = self.other_digest is None or self.other_digest == self.digest
-        return same and not self.of_cuts and not self.of_other
+        return self.other_digest in (None, self.digest) and not self.of_cuts and not self.of_other
 
 
 def verify(order: VerifyOrder) -> int:
@@ -110,7 +109,7 @@ def _refuse_other_group(order: VerifyOrder, here: Sequence[EpochDigests], there:
     if here[0].group != there[0].group:
         raise NotComparableError(
             expected=f"a job that reads in groups of {here[0].group}, as {order.source.endpoint} does",
-            got=f"one that reads in groups of {there[0].group}, which is not comparable",
+            got=f"one that reads in groups of {there[0].group}, so its batches come in another order",
             where=order.against,
             remedy="Write the same group in [job] of both.",
         )

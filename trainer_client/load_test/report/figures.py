@@ -85,12 +85,16 @@ class LoadLimits:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of a figure since an older test; `better` is None if both values are equal."""
+    """Change of a figure since an older test."""
 
     name: str
     before: float
     now: float
-    better: bool | None
+
+    @property
+    def better(self) -> bool | None:
+        """Return whether the change is for the better, or None if both values are equal."""
+        return None if self.now == self.before else (self.now > self.before) == (BETTER[self.name] > 0)
 
     @property
     def verdict(self) -> str:
@@ -184,14 +188,10 @@ def broken(figures: Figures, limits: LoadLimits) -> list[str]:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """Return the change of each figure that both tests measured."""
     return [
-        Change(name, before[name], now[name], _is_better(direction, before[name], now[name]))
-        for name, direction in BETTER.items()
+        Change(name, before[name], now[name])
+        for name in BETTER
         if isinstance(before.get(name), int | float) and isinstance(now.get(name), int | float)
     ]
-
-
-def _is_better(direction: int, before: float, now: float) -> bool | None:
-    return None if now == before else (now > before) == (direction > 0)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -72,9 +72,8 @@ def logarithmic(title: str, low: float, high: float) -> Axis:
 def chart(title: str, across: Axis, up: Axis, lines: Sequence[Series]) -> str:
     """Return an HTML figure of the lines, with its title as caption."""
     body = [_grid(across, up), *(_line(line, across, up) for line in lines), _names(lines, up)]
-    label = escape(title, quote=True)
-    drawing = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(body)}</svg>'
-    return f"<figure><figcaption>{escape(title)}</figcaption>{drawing}</figure>"
+    attributes = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title, quote=True)}"'
+    return f"<figure><figcaption>{escape(title)}</figcaption><svg {attributes}>{''.join(body)}</svg></figure>"
 
 
 def _x(axis: Axis, value: float) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from shared.errors import SettingsError
+from shared.errors import SettingsError, require
 from shared.pipelines.dense_parts import parted
 from shared.pipelines.element_values import MOST_BYTES, ElementValue, SentGraph
 from shared.wire.batch_layout import DTYPES
@@ -46,13 +46,13 @@ def sent_graph(dataset: tf.data.Dataset) -> SentGraph:
     _number_nodes(graph)
     # Deterministic, or attributes would come in the order of a hash map, and ranks would send different bytes.
     content = graph.SerializeToString(deterministic=True)
-    if len(content) > MOST_BYTES:
-        raise SettingsError(
-            expected=f"a graph of at most {MOST_BYTES >> 20} MiB, tables in it included",
-            got=f"{len(content) >> 20} MiB",
-            where=_WHERE,
-            remedy="Read the data from files (TFRecordDataset and its like) instead of from arrays.",
-        )
+    require(
+        len(content) <= MOST_BYTES,
+        expected=f"a graph of at most {MOST_BYTES >> 20} MiB, tables in it included",
+        got=f"{len(content) >> 20} MiB",
+        where=_WHERE,
+        remedy="Read the data from files (TFRecordDataset and its like) instead of from arrays.",
+    )
     return SentGraph(values, content)
 
 
@@ -70,13 +70,13 @@ def packed_element(spec: Any, leaves: Mapping[str, Any]) -> Any:
 
 def _value(key: str, spec: tf.TensorSpec) -> ElementValue:
     """Return the description of a leaf; raise SettingsError if its dtype or rank cannot cross."""
-    if spec.dtype.name not in DTYPES or spec.shape.rank is None:
-        raise SettingsError(
-            expected="elements of numbers and strings, of known rank",
-            got=f"{spec} as leaf {key.partition(':')[0]}",
-            where=_WHERE,
-            remedy="Cast it, or set its rank by set_shape in a map.",
-        )
+    require(
+        spec.dtype.name in DTYPES and spec.shape.rank is not None,
+        expected="elements of numbers and strings, of known rank",
+        got=f"{spec} as leaf {key.partition(':')[0]}",
+        where=_WHERE,
+        remedy="Cast it, or set its rank by set_shape in a map.",
+    )
     return ElementValue(key, spec.dtype.name, tuple(spec.shape.as_list()))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
-from shared.errors import SettingsError
+from shared.errors import SettingsError, require
 from shared.pipelines.context import (
     PipelineContext,
     build_pipeline,
@@ -87,13 +87,13 @@ def make(
     With `in_rounds` the consumer takes whole rounds. Raise SettingsError if the stream is no pipeline.
     """
     chosen = _pipeline_function(function, _PIPELINE)
-    if not session.producers:
-        raise SettingsError(
-            expected='a stream with source = "pipeline"',
-            got=f"{session.receiver.spec.stream}, whose batches the planner makes",
-            where=_PIPELINE,
-            remedy="Use feed.dataset(…), or make the stream a pipeline in the job file.",
-        )
+    require(
+        session.producers > 0,
+        expected='a stream with source = "pipeline"',
+        got=f"{session.receiver.spec.stream}, whose batches the planner makes",
+        where=_PIPELINE,
+        remedy="Use feed.dataset(…), or make the stream a pipeline in the job file.",
+    )
     return build_pipeline(chosen, _ConsumerContext(session, device or _first_device(), in_rounds=in_rounds), _PIPELINE)
 
 
