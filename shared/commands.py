@@ -74,14 +74,14 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
     """Read the arguments, call `options.run(options)` and end the process with the exit code that it returns."""
     options = parser.parse_args(arguments)
     start_logging(level=options.log_level)
-    with _sigterm_as_ctrl_c() as came:
+    with _sigterm_as_ctrl_c() as signals:
         try:
             code: int = options.run(options)
         except StokerError as error:
             print(f"{parser.prog}: {error}", file=sys.stderr)
             code = error.exit_code
         except KeyboardInterrupt as error:
-            terminated = bool(came) or isinstance(error, Terminated)
+            terminated = bool(signals) or isinstance(error, Terminated)
             state = f": {error}" if str(error) else ""  # such as what was saved
             print(f"{parser.prog}: {'terminated' if terminated else 'interrupted'}{state}", file=sys.stderr)
             code = _TERMINATED if terminated else _INTERRUPTED
@@ -105,15 +105,15 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
     """Make SIGTERM act as Ctrl-C in this process while the block lasts; yield the list of SIGTERMs received."""
-    ours, came = os.getpid(), list[int]()
+    own_pid, signals = os.getpid(), list[int]()
 
     def handle(number: int, frame: FrameType | None) -> None:
         """Raise the interruption now, or after a running import; in a forked child, end it by the default action."""
-        if os.getpid() != ours:  # a forked child inherits this handler but not our clean-up: SIGTERM just ends it
+        if os.getpid() != own_pid:  # a forked child inherits this handler but not our clean-up: SIGTERM just ends it
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
             return
-        came.append(number)
+        signals.append(number)
         importer = _importer(frame)
         if importer is not None:  # an exception raised inside an import may be lost
             _call_after_import(importer, interrupt)
@@ -129,7 +129,7 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
     before = signal.signal(signal.SIGTERM, handle)
     _handlers.append(handle)
     try:
-        yield came
+        yield signals
     finally:
         _handlers.remove(handle)
         signal.signal(signal.SIGTERM, before)

@@ -140,7 +140,7 @@ class AllowedKeys:
             files = dict(_list_key_files(self._folder))
         except OSError as error:  # a file system that is away locks nobody out
             if str(error) != self._problem:
-                self._log.warning("allowed keys cannot be looked at: those read before count", error=str(error))
+                self._log.warning("allowed keys cannot be read again: those read before stay valid", error=str(error))
             self._problem = str(error)
             return False
         self._problem = ""
@@ -210,8 +210,8 @@ def make_keys(folder: str | Path) -> None:
     # run, so that no secret is readable for a moment.
     with tempfile.TemporaryDirectory(dir=folder) as closed:
         for role in ROLES:
-            for made in zmq.auth.create_certificates(closed, role):
-                path = Path(made)
+            for file in zmq.auth.create_certificates(closed, role):
+                path = Path(file)
                 path.chmod(0o600 if path.suffix == ".key_secret" else 0o644)
                 path.replace(folder / path.name)
             (folder / ALLOWED / role).mkdir(parents=True)

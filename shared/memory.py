@@ -178,15 +178,15 @@ def _open_slots(offer: SharedSlots) -> int:
 
     Looking through O_PATH first opens nothing: opening a pipe or a device may block, or do harm.
     """
-    seen = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
+    looked_at = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
     try:
-        here = Path(f"/proc/self/fd/{seen}")
+        here = Path(f"/proc/self/fd/{looked_at}")
         # In another PID namespace the same number is another process, and its descriptor another file.
         is_ours = str(here.readlink()) == f"/memfd:{_NAME} (deleted)"
         _require(is_ours, "the offered file is no trainer's memory: another process stands behind that number here")
         return os.open(here, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     finally:
-        os.close(seen)
+        os.close(looked_at)
 
 
 def _map_and_lock(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:

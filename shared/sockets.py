@@ -305,11 +305,11 @@ def descriptors_by_port() -> Iterator[tuple[int, int]]:
 
 def _local_port(fd: int) -> int:
     """Return the port that a TCP socket is bound to; 0 if it is no TCP socket."""
-    seen = posix.socket(fileno=fd)  # detached below: closing it would close libzmq's descriptor
+    opened = posix.socket(fileno=fd)  # detached below: closing it would close libzmq's descriptor
     try:
-        return int(seen.getsockname()[1]) if seen.family in (posix.AF_INET, posix.AF_INET6) else 0
+        return int(opened.getsockname()[1]) if opened.family in (posix.AF_INET, posix.AF_INET6) else 0
     finally:
-        seen.detach()
+        opened.detach()
 
 
 class Waker:

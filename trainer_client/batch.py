@@ -67,8 +67,8 @@ class Batch(dict[str, Any]):
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """Return what another process gets: the bytes, without the feed, which only this one has."""
-        own = {name: getattr(self, name) for name in self.__slots__}
-        return None, own | {"_settle": None, "_feed": None}
+        state = {name: getattr(self, name) for name in self.__slots__}
+        return None, state | {"_settle": None, "_feed": None}
 
     def done(self) -> None:
         """Report the batch as trained on, in queue mode; asking for the next one does the same.

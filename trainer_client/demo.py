@@ -61,9 +61,9 @@ class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
     def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002 - as Keras calls it
         """Return logits `[rows, frames / 4, labels]`, blank after each row's end."""
         frames = inputs["audio_length"]
-        own = tf.sequence_mask(frames, tf.shape(inputs["audio"])[1], tf.float32)[:, :, tf.newaxis]
+        mask = tf.sequence_mask(frames, tf.shape(inputs["audio"])[1], tf.float32)[:, :, tf.newaxis]
         # Scale logarithms of energies between 1e-10 and some hundreds to about -2 to 2.
-        outputs = own * (inputs["audio"] + 8.0) / 6.0
+        outputs = mask * (inputs["audio"] + 8.0) / 6.0
         for down, norm in zip(self._down, self._norms, strict=False):
             outputs = norm(down(outputs))
         for wide, norm in zip(self._wide, self._norms[2:], strict=True):
@@ -98,9 +98,9 @@ class ReportingModel(DigitModel):
         """Run the usual step, and report its batch from within."""
         inputs, _, weight = data
         logs = super().train_step(data)
-        seen = [inputs["tag"], inputs["audio_length"], weight, tf.shape(inputs["audio"])[:2]]
+        facts = [inputs["tag"], inputs["audio_length"], weight, tf.shape(inputs["audio"])[:2]]
         # From within, so that what is reported is what the step saw; stateful, or it would be left out as unused.
-        tf.numpy_function(self._seen, seen, [], stateful=True)
+        tf.numpy_function(self._seen, facts, [], stateful=True)
         return logs
 
     def _seen(self, tags: Any, lengths: Any, weight: Any, shape: Any) -> None:

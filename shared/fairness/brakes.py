@@ -116,7 +116,7 @@ class Brakes:
         self._last: dict[int, tuple[float, float]] = {}
         #: The connection resumed last, the bytes it had received then, and until when the others wait for it.
         self._freed = -1
-        self._had: float | None = None
+        self._freed_bytes: float | None = None
         self._wait_until_s = 0.0
 
     def note_useless(self, frame: zmq.Frame) -> None:
@@ -160,8 +160,8 @@ class Brakes:
         A descriptor that has received less than before belongs to a new connection, so its old one has ended too.
         """
         for fd in [fd for fd, nbytes in self._received.items() if received.get(fd, -1.0) < nbytes]:
-            for known in (self._before, self._stopped, self._inodes, self._last):
-                known.pop(fd, None)
+            for table in (self._before, self._stopped, self._inodes, self._last):
+                table.pop(fd, None)
 
     def _stop(self, fd: int, now_s: float) -> None:
         """Stop a connection, twice as long as the last time if that is recent."""
@@ -181,17 +181,17 @@ class Brakes:
         if fd < 0 or now_s < self._stopped[fd] + (_LONGEST_STOP_S if is_behind else 0.0):
             return
         # One at a time: wait while nothing has come from the connection resumed last, or shortly after a hang-up.
-        if now_s < self._wait_until_s and (self._freed < 0 or _received(self._freed) == self._had):
+        if now_s < self._wait_until_s and (self._freed < 0 or _received(self._freed) == self._freed_bytes):
             return
         del self._stopped[fd]
         if self._inodes.pop(fd) != _inode(fd):  # it has ended, and the descriptor was reused
             return
         # Its client has given up and reconnected by then; of that this side hears nothing through its packet filter.
         if now_s >= self._last[fd][0] + _GIVEN_UP_S:
-            self._freed, self._had, self._wait_until_s = -1, None, now_s + _BETWEEN_S
+            self._freed, self._freed_bytes, self._wait_until_s = -1, None, now_s + _BETWEEN_S
             _with_socket(fd, _hang_up)
         else:
-            self._freed, self._had, self._wait_until_s = fd, _received(fd), now_s + _SILENCE_S
+            self._freed, self._freed_bytes, self._wait_until_s = fd, _received(fd), now_s + _SILENCE_S
             _with_socket(fd, let_packets_in)
 
 

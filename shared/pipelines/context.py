@@ -98,7 +98,7 @@ def build_pipeline(function: Callable[[Any], Any], context: PipelineContext, whe
 
     Raise SettingsError unless it called the marker exactly once and returned a `tf.data.Dataset`.
     """
-    made = function(context)
+    dataset = function(context)
     # Without the call workers would run nothing, and after two it would be open which data set trainers get.
     require(
         context.marked == 1,
@@ -108,13 +108,13 @@ def build_pipeline(function: Callable[[Any], Any], context: PipelineContext, whe
         remedy="What is above it runs in workers, what is below in trainers: call it once.",
     )
     require(
-        hasattr(made, "element_spec"),
+        hasattr(dataset, "element_spec"),
         expected="a tf.data.Dataset to be returned",
-        got=f"a {type(made).__name__}",
+        got=f"a {type(dataset).__name__}",
         where=where,
         remedy="Return what trainers are to iterate over.",
     )
-    return made
+    return dataset
 
 
 def samples_dataset(fields: Sequence[Field], samples: Callable[[], Iterable[Any]] = tuple) -> tf.data.Dataset:

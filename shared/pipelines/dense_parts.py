@@ -73,21 +73,21 @@ def joined_values(parts: Mapping[str, Any]) -> dict[str, Any]:
     for name, part in parts.items():
         key, _, kind = name.partition(":")
         grouped.setdefault(key, {})[kind] = part
-    return {key: _joined(own) for key, own in grouped.items()}
+    return {key: _joined(own_parts) for key, own_parts in grouped.items()}
 
 
-def _joined(own: Mapping[str, Any]) -> Any:
+def _joined(parts: Mapping[str, Any]) -> Any:
     """Return the value that has these parts, by their kinds: a plain one, strings, a ragged or a sparse tensor."""
     import tensorflow as tf  # only where pipelines are built
 
-    if set(own) == {""}:
-        return own[""]
-    if _BYTES in own:
-        return _strings(own[_BYTES], own[_SIZES])
-    flat = _joined({kind.removeprefix(_FLAT).removeprefix(":"): part for kind, part in own.items() if _FLAT in kind})
-    if _AT in own:
-        return tf.SparseTensor(own[_AT], flat, own[_DENSE])
-    rows = [own[f"{_ROWS}{place}"] for place in range(sum(kind.startswith(_ROWS) for kind in own))]
+    if set(parts) == {""}:
+        return parts[""]
+    if _BYTES in parts:
+        return _strings(parts[_BYTES], parts[_SIZES])
+    flat = _joined({kind.removeprefix(_FLAT).removeprefix(":"): part for kind, part in parts.items() if _FLAT in kind})
+    if _AT in parts:
+        return tf.SparseTensor(parts[_AT], flat, parts[_DENSE])
+    rows = [parts[f"{_ROWS}{place}"] for place in range(sum(kind.startswith(_ROWS) for kind in parts))]
     return tf.RaggedTensor.from_nested_row_lengths(flat, rows, validate=False)
 
 

@@ -83,9 +83,9 @@ def refuse_beyond_bounds(document: object) -> None:
 def _parts(key: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield the contents of a table (its keys too) or list, each with the name of its setting."""
     if isinstance(value, dict):
-        for name, held in value.items():
+        for name, content in value.items():
             shown = f"{key}.{name}".strip(".").replace("\0", "\\0")[:_SHOWN_KEY]
-            yield from ((shown, name), (shown, held))
+            yield from ((shown, name), (shown, content))
     elif isinstance(value, list):
         yield from ((key, part) for part in value)
 
@@ -271,12 +271,12 @@ def amount(*units: str) -> Parser:
 
     def parse(value: object) -> Amount:
         expected = " or ".join(f'"<number> {unit}"' for unit in units)
-        found = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
-        if found is None:
+        match = _AMOUNT.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
             raise BadValue(f"an amount with its unit, {expected}, of at most 15 digits")
-        if found[2] not in units:
-            raise BadValue(f"an amount with its unit, {expected}{nearest(found[2], units)}")
-        return Amount(float(found[1]), found[2])
+        if match[2] not in units:
+            raise BadValue(f"an amount with its unit, {expected}{nearest(match[2], units)}")
+        return Amount(float(match[1]), match[2])
 
     return parse
 

@@ -29,8 +29,8 @@ def placing(where: str) -> Iterator[None]:
         yield
     except SettingsError as error:
         # Blocks nest, and an inner one may have named the whole place already: naming it twice would hide the setting.
-        known = error.where.startswith(where)
-        place = error.where if known else f"{where}, {error.where}" if error.where else where
+        is_placed = error.where.startswith(where)
+        place = error.where if is_placed else f"{where}, {error.where}" if error.where else where
         raise SettingsError(expected=error.expected, got=error.got, where=place, remedy=error.remedy) from None
 
 

@@ -93,10 +93,10 @@ class FollowedEndpoint:
         self.look()
         return self.address != connected
 
-    def _note(self, problem: str, why: str) -> None:
+    def _note(self, problem: str, reason: str) -> None:
         """Remember why the file gave no address; log a new reason once if the last address stays in use."""
         if problem != self.problem and self.address:
-            Log("endpoint").warning("the last address that the file said counts", file=self._file, reason=why)
+            Log("endpoint").warning("endpoint file cannot be used: its last address stays valid", file=self._file, reason=reason)
         self.problem = problem
 
 

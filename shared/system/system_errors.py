@@ -94,11 +94,11 @@ def refuse_small_limits_of_client() -> None:
     _refuse_below("MiB of address space (ulimit -v)", memory, _memory_in_use() + _CLIENT_MEMORY, 2**20, "LimitAS=")
 
 
-def _refuse_below(what: str, limit: int, least: int, unit: int, in_a_unit: str) -> None:
+def _refuse_below(resource_name: str, limit: int, least: int, unit: int, in_a_unit: str) -> None:
     """Raise a MachineError if a limit is below what is needed; `unit` is the unit of both in the message."""
     if limit != resource.RLIM_INFINITY and limit < least:
         raise MachineError(
-            expected=f"at least {-(-least // unit)} {what}",
+            expected=f"at least {-(-least // unit)} {resource_name}",
             got=f"a limit of {limit // unit}",
             where="this process",
             remedy=f"Raise the limit where it is set: in the shell, in the service's file ({in_a_unit}), or of the "

@@ -100,8 +100,8 @@ RESET = Field(key="reset", dtype="bool", shape=())
 def fields_of_batch(fields: Sequence[Field]) -> tuple[Field, ...]:
     """Return the fields of a batch: those of a sample, the lengths of padded keys, `weight` and `tag`."""
     lengths = tuple(Field(key=f"{f.key}_length", dtype="int32", shape=()) for f in fields if f.padded)
-    own = (Field(key="weight", dtype="float32", shape=()), Field(key="tag", dtype="int64", shape=()))
-    return (*fields, *lengths, *own)
+    extra = (Field(key="weight", dtype="float32", shape=()), Field(key="tag", dtype="int64", shape=()))
+    return (*fields, *lengths, *extra)
 
 
 def layout_of(fields: Sequence[Field], shape: BucketShape) -> Layout:

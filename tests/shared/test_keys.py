@@ -235,7 +235,7 @@ def test_a_folder_that_cannot_be_read_changes_nothing(allowed, folder, tmp_path,
     with caplog.at_level(logging.WARNING, "stoker"):
         assert not allowed.follow()
         assert not allowed.follow()
-    assert caplog.text.count("allowed keys cannot be looked at") == 1
+    assert caplog.text.count("allowed keys cannot be read again") == 1
     assert allowed.roles(public(folder, "trainer")) == {"trainer"}
 
 

@@ -53,7 +53,7 @@ class LoadTestOrder:
     def settings(self) -> dict[str, Any]:
         """Return the settings that affect the figures."""
         run = self.run
-        own = {} if run.endpoint else {"workers": self.workers, "seed": self.seed}
+        own_job = {} if run.endpoint else {"workers": self.workers, "seed": self.seed}
         return {
             "trainers": run.world,
             "step_ms": round(1000 * run.step_s, 6) if self.mode == "train" else None,
@@ -64,7 +64,7 @@ class LoadTestOrder:
             "by": "shared memory" if run.shared_memory else "TCP",
             "feed": run.endpoint,
             "stream": run.stream,
-            **own,
+            **own_job,
         }
 
 

@@ -364,10 +364,10 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
         with Staging(functools.partial(make, super().__next__), PREFETCH) as staging:
             while True:
                 try:
-                    made = self._observed(staging.wait_next)
+                    element = self._observed(staging.wait_next)
                 except StopIteration:
                     return
-                yield made
+                yield element
 
     def _observed(self, take: Callable[[], Any]) -> Any:
         """Return what `take` returns; count the pass at its end, and raise the feed's error, not TensorFlow's."""

@@ -117,7 +117,7 @@ def shapes_of(session: FeedSession) -> dict[str, tuple[int | None, ...]]:
         return {field.key: (1, *field.shape) for field in session.fields}
     layouts = [layout_of(session.fields, shape) for shape in session.shapes]
     tensors = zip(*(layout.tensors for layout in layouts), strict=True)
-    return {same[0].key: _agreed([tensor.shape for tensor in same]) for same in tensors}
+    return {of_key[0].key: _agreed([tensor.shape for tensor in of_key]) for of_key in tensors}
 
 
 def _agreed(shapes: list[tuple[int, ...]]) -> tuple[int | None, ...]:

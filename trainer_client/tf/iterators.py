@@ -99,8 +99,8 @@ class FeedPass:
         self._batches = batches
         self._openings = openings
         self._error: BaseException | None = None
-        known = {field.key: field.key for field in openings.session.fields}
-        self._listed = tf.nest.flatten(openings.structure.of(known))
+        keys = {field.key: field.key for field in openings.session.fields}
+        self._listed = tf.nest.flatten(openings.structure.of(keys))
         self._keys = frozenset(self._listed)
         exit_guard.watch(self)
 
@@ -237,8 +237,8 @@ _SINGLE_DEVICE = {"experimental_ints_on_device": True, "_tf_data_function": True
 
 def _traced(function: Callable[[tf.Tensor], Any]) -> Any:
     """Return the concrete function of a number, without AutoGraph, because it has no loop to convert."""
-    made = tf.function(function, input_signature=[_NUMBER], autograph=False, experimental_attributes=_SINGLE_DEVICE)
-    return made.get_concrete_function()
+    traced = tf.function(function, input_signature=[_NUMBER], autograph=False, experimental_attributes=_SINGLE_DEVICE)
+    return traced.get_concrete_function()
 
 
 # --- iterators that live longer than Python ---

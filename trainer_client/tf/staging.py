@@ -37,14 +37,14 @@ class Staging(AbstractContextManager["Staging"]):
 
     def wait_next(self) -> Any:
         """Wait for the next element; raise the error of `make` in its place. Do not call it again after an error."""
-        made, error = self._made.get()
+        element, error = self._made.get()
         try:
             if error is not None:
                 raise error
         finally:
             del error  # its traceback has this frame: a cycle that would keep both
         self._room.release()
-        return made
+        return element
 
     def end(self) -> None:
         """Make no more elements, and drop those that were made."""

@@ -165,11 +165,11 @@ def together(runs: Sequence[Figures]) -> Figures:
 
 def _combined(name: str, values: Sequence[Any]) -> Any:
     """Return a figure of several repeats: the sum of a fault, the median of others; None if never measured."""
-    known = [value for value in values if value is not None]
-    if not known:
+    measured = [value for value in values if value is not None]
+    if not measured:
         return None
     # A median would hide a batch that was lost in one repeat of three.
-    return sum(known) if name in _FAULTS else statistics.median(known)
+    return sum(measured) if name in _FAULTS else statistics.median(measured)
 
 
 def broken(figures: Figures, limits: LoadLimits) -> list[str]:

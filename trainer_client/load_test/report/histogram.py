@@ -46,10 +46,10 @@ class Histogram:
 
     def quantile_us(self, share: float) -> int:
         """Return the time that this share of all times does not exceed; 0 if nothing was counted."""
-        wanted, seen = share * self.total, 0
+        wanted, counted = share * self.total, 0
         for place, count in sorted(self._counts.items()):
-            seen += count
-            if seen >= wanted:
+            counted += count
+            if counted >= wanted:
                 # The upper end of the bin, so that rounding never keeps a limit; but no more than was seen.
                 return min(_largest_us(place), self.max_us)
         return self.max_us
@@ -69,11 +69,11 @@ class Histogram:
     @classmethod
     def of(cls, plain: Plain) -> Histogram:
         """Return a histogram made from plain values."""
-        made = cls()
-        made._counts = Counter(dict(plain["counts"]))
-        made.total = made._counts.total()
-        made.max_us = plain["max_us"]
-        return made
+        histogram = cls()
+        histogram._counts = Counter(dict(plain["counts"]))
+        histogram.total = histogram._counts.total()
+        histogram.max_us = plain["max_us"]
+        return histogram
 
 
 def _largest_us(place: int) -> int:
