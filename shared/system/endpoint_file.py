@@ -96,7 +96,9 @@ class FollowedEndpoint:
     def _note(self, problem: str, reason: str) -> None:
         """Remember why the file gave no address; log a new reason once if the last address stays in use."""
         if problem != self.problem and self.address:
-            Log("endpoint").warning("endpoint file cannot be used: its last address stays valid", file=self._file, reason=reason)
+            Log("endpoint").warning(
+                "endpoint file cannot be used: its last address stays valid", file=self._file, reason=reason
+            )
         self.problem = problem
 
 
