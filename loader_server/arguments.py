@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.command import add_common_arguments
+from shared.commands import add_common_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

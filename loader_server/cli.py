@@ -16,12 +16,18 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from loader_server.arguments import COMMANDS, Command, advertise_arguments, metrics_arguments, metrics_listening
-from shared.command import allow_many_files, run_command
+from loader_server.arguments import (
+    COMMANDS,
+    Command,
+    advertise_arguments,
+    metrics_arguments,
+    metrics_listening,
+)
+from loader_server.machine.processes import WORKER_OFFER, offer_once
+from shared.commands import allow_many_files, run_command
 from shared.errors import StokerError
 from shared.quick_import import quick_import
-from shared.system.limits import refuse_small_limits
-from shared.system.system_errors import is_refusal, system_error
+from shared.system.system_errors import is_refusal, refuse_small_limits, system_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,7 +135,6 @@ def be_nursery(socket_fd: int, owner_pid: int) -> None:
 def _be_forked(arguments: Sequence[str]) -> None:
     """Run what a child of the nursery is for: a command, or trials for a worker."""
     from loader_server.building.crash_trial import TRIAL, serve_trials
-    from loader_server.machine.processes import WORKER_OFFER, offer_once
 
     if arguments[0] == "worker":
         # Before its modules are imported: until then the kernel, short of memory, may as well kill the coordinator. A

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.settings.job import Job
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["JobFile", "Recipes", "StreamRecipe", "read_job"]
 

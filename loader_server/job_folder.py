@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from loader_server.fleet.host_folder import JoinedFolder
 from shared.errors import SettingsError
 from shared.settings.job import parse_job
-from shared.system.closed_places import refuse_closed
+from shared.stores.own_files import refuse_closed
 
 if TYPE_CHECKING:
     from shared.settings.job import Job, JobSettings

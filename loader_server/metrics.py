@@ -309,7 +309,7 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
         JOURNAL_LOST: bool(coordinator.writer.lost),
         WORKERS: len(report["workers"]),
     }
-    yield from map(MetricSamples.one, numbers, numbers.values())
+    yield from map(MetricSamples.single, numbers, numbers.values())
     yield MetricSamples(WORKER_SILENT, _silent(report["workers"]))
     views = coordinator.streams
     yield _by_stream(SAMPLES, views, lambda view: view.samples)
@@ -385,8 +385,8 @@ def _leases(streams: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
 def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
     yield MetricSamples(CONNECTIONS, {(port,): count for port, count in doors.count_connections().items()})
     yield _by_pair(CONNECTION_CHANGES, doors.changes)
-    yield MetricSamples.one(DOORS_SHUT, doors.times_shut)
-    yield MetricSamples.one(WRONG_ROLES, guard.wrong_roles)
+    yield MetricSamples.single(DOORS_SHUT, doors.times_shut)
+    yield MetricSamples.single(WRONG_ROLES, guard.wrong_roles)
 
 
 # --- a worker ---
@@ -403,15 +403,15 @@ def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
         REFUSED_WANTS: counts.refused,
         STALE_WANTS: counts.stale,
     }
-    yield from map(MetricSamples.one, numbers, numbers.values())
+    yield from map(MetricSamples.single, numbers, numbers.values())
     # `list`: the worker's threads may add a reason while we iterate.
     yield MetricSamples(MASKED_SAMPLES, {(reason,): count for reason, count in list(worker.masked_by_reason.items())})
     yield MetricSamples(FALLBACKS, {(reason,): count for reason, count in worker.fallbacks.items()})
     yield from _built(worker.build_counts)
     remote = worker.remote_counts
-    yield MetricSamples.one(REMOTE_BYTES, remote.fetched_bytes)
+    yield MetricSamples.single(REMOTE_BYTES, remote.fetched_bytes)
     yield MetricSamples(REMOTE_BLOCKS, {("found",): remote.found, ("waited",): remote.waited})
-    yield MetricSamples.one(REMOTE_RETRIES, remote.retries)
+    yield MetricSamples.single(REMOTE_RETRIES, remote.retries)
     yield from _connection_metrics(worker.doors, worker.guard)
 
 

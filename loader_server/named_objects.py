@@ -10,8 +10,8 @@ import pkgutil
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
-from shared.settings.placing import placing
-from shared.settings.values import nearest
+from shared.settings.parsers import nearest
+from shared.settings.tables import placing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,8 +19,7 @@ from loader_server.planning.stages import Keeper
 from shared.hashing import fingerprint
 from shared.logs import Log
 from shared.stores.eviction import evict, last_use_ns
-from shared.stores.own_files import replacing
-from shared.system.closed_places import why_closed
+from shared.stores.own_files import replacing, why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

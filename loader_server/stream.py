@@ -27,7 +27,7 @@ from loader_server.sources.whole_source import WholeSource
 from loader_server.transforms.chain import BYTES_VERSION
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
-from shared.wire.layout import RESET, BucketShape, Field, fields_of_batch
+from shared.wire.batch_layout import RESET, BucketShape, Field, fields_of_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -35,5 +35,6 @@ NO_LIMIT = BadLimit()
 
 def counted_reasons(counts: Mapping[str, int]) -> str:
     """Return the number of bad samples of each reason as text, the most frequent reason first."""
-    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    # Equal counts by name: the text must not depend on the order in which workers reported.
+    ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     return ", ".join(f"{count} {reason}" for reason, count in ordered) or "no reason was given"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from typing import TypeAlias
 
-from shared.errors import SettingsError
+from shared.errors import SettingsError, require
 
 __all__ = [
     "advertised",
@@ -18,12 +19,15 @@ __all__ = [
     "check_endpoint",
     "file_of",
     "is_connectable",
+    "is_everywhere",
     "is_loopback",
     "leads_elsewhere",
     "port_beside",
     "port_of",
     "scrape_address",
 ]
+
+_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 #: Prefix that marks a coordinator's endpoint file where an endpoint is expected.
 _FILE = "file://"
@@ -37,9 +41,8 @@ def check_endpoint(endpoint: str, *, where: str, encrypted: bool, insecure: bool
     `insecure` allows serving beyond loopback without keys.
     """
     _, port = _split(endpoint, where)
-    if encrypted or insecure or is_loopback(endpoint):
-        return
-    raise SettingsError(
+    require(
+        encrypted or insecure or is_loopback(endpoint),
         expected="keys, or a loopback address such as tcp://127.0.0.1:7400",
         got=f"{endpoint} without keys: anyone who reaches it could feed on it",
         where=where,
@@ -69,15 +72,16 @@ def file_of(endpoint: str) -> str:
 
 
 def advertised(bound: str, host: str, *, where: str = "--advertise") -> str:
-    """Return the endpoint that others are told: the bound one, or `host` with its own or the bound port.
+    """Return the endpoint for others to connect to: the bound one, or `host` with its own or the bound port.
 
     Raise SettingsError if `host` is given and nobody could connect to it.
     """
     if not host:
         return bound
-    for told in (f"tcp://{host}", f"tcp://{host}:{port_of(bound)}"):
-        if is_connectable(told):
-            return told
+    # With its own port first: an address that others reach may be translated to another port than ours.
+    for endpoint in (f"tcp://{host}", f"tcp://{host}:{port_of(bound)}"):
+        if is_connectable(endpoint):
+            return endpoint
     raise SettingsError(
         expected="a host that others reach, such as loader-1 or 203.0.113.7:17400",
         got=repr(host),
@@ -90,13 +94,13 @@ def _split(endpoint: str, where: str) -> tuple[str, str]:
     """Return host and port of a TCP endpoint; raise SettingsError if it is not one."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")  # from the right, because IPv6 addresses hold colons
-    if scheme != "tcp" or not host or not (port == "*" or _is_port(port, lowest=0)):
-        raise SettingsError(
-            expected="an endpoint like tcp://127.0.0.1:7400",
-            got=repr(endpoint),
-            where=where,
-            remedy="Write scheme, host and port.",
-        )
+    require(
+        scheme == "tcp" and host != "" and (port == "*" or _is_port(port, lowest=0)),
+        expected="an endpoint like tcp://127.0.0.1:7400",
+        got=repr(endpoint),
+        where=where,
+        remedy="Write scheme, host and port.",
+    )
     return host.strip("[]"), port
 
 
@@ -115,9 +119,8 @@ def is_connectable(endpoint: str) -> bool:
 def _is_host(host: str) -> bool:
     """Return whether a text is a host name, or an address that can be connected to (IPv6 in brackets)."""
     in_brackets = host.startswith("[") and host.endswith("]")
-    try:
-        address = ipaddress.ip_address(host[1:-1] if in_brackets else host)
-    except ValueError:
+    address = _address(host[1:-1] if in_brackets else host)
+    if address is None:
         # A name whose last part is a number is a malformed IPv4 address, such as 10.0.0.300.
         return _HOST_NAME.fullmatch(host) is not None and not host.rpartition(".")[2].isdigit()
     # 0.0.0.0 can be listened at, but is no place to connect to.
@@ -140,12 +143,10 @@ def scrape_address(bound: str, peer_host: str) -> str:
     this host that serves on all addresses the host is left out: `:9101`.
     """
     host, _, port = bound.rpartition(":")
-    if not _is_port(port, lowest=1):
+    peer, served = _address(peer_host), _address(host.strip("[]"))
+    if not _is_port(port, lowest=1) or peer is None or served is None:
         return ""
-    try:
-        peer, served = _plain_address(peer_host), _plain_address(host.strip("[]"))
-    except ValueError:
-        return ""
+    peer, served = _unmapped(peer), _unmapped(served)
     if not served.is_unspecified and served != peer:
         return ""  # it serves at another of its addresses than it connects from, such as loopback
     if peer.is_loopback and served.is_unspecified:
@@ -153,10 +154,17 @@ def scrape_address(bound: str, peer_host: str) -> str:
     return f"[{peer}]:{port}" if peer.version == 6 else f"{peer}:{port}"
 
 
-def _plain_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return an address, as IPv4 if it is a mapped one; raise ValueError if the text is none."""
+def _address(host: str) -> _Address | None:
+    """Return a host's address; None if the text is a name, or nothing at all."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _unmapped(address: _Address) -> _Address:
+    """Return the IPv4 address that an IPv6 address stands for, or else the address itself."""
     # A socket for both families reports IPv4 peers as ::ffff:a.b.c.d, which must compare equal to a.b.c.d.
-    address = ipaddress.ip_address(host)
     return getattr(address, "ipv4_mapped", None) or address
 
 
@@ -188,11 +196,11 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def _is_loopback_host(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
+    address = _address(host)
+    return host == "localhost" or (address is not None and _unmapped(address).is_loopback)
+
+
+def is_everywhere(host: str) -> bool:
+    """Return whether a host is the address that stands for all addresses of the machine."""
+    address = _address(host)
+    return address is not None and address.is_unspecified

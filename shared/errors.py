@@ -20,7 +20,7 @@ material. A message may quote any part of a user's file, so each of its four par
 
 from __future__ import annotations
 
-from shared.shortened import shortened
+from functools import partial
 
 __all__ = [
     "ClosedError",
@@ -36,12 +36,24 @@ __all__ = [
     "SettingsError",
     "StokerError",
     "WorldChangedError",
+    "require",
+    "shortened",
 ]
-
 
 #: Longest parts of a message, in characters; `got` may be longer where it is the traceback of a user's code.
 _MOST = {"expected": 400, "got": 375, "where": 500, "remedy": 1000}
 _MOST_OF_LINES = 4000
+
+
+def shortened(text: str, most: int) -> str:
+    """Return at most `most` characters of a text; a longer text loses its middle, because both ends are informative."""
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[3 - (most - most // 2) :]}"
+
+
+def require(is_met: bool, *, expected: str, got: str, where: str, remedy: str) -> None:  # noqa: FBT001 - as of `assert`
+    """Raise a SettingsError of these parts unless a condition is met."""
+    if not is_met:
+        raise SettingsError(expected=expected, got=got, where=where, remedy=remedy)
 
 
 class StokerError(Exception):
@@ -62,8 +74,10 @@ class StokerError(Exception):
         one of the streams "train", "dev", ...
     """
 
-    #: Exit code of a command that this error ends; `shared.command` lists all codes.
+    #: Exit code of a command that this error ends; `shared.commands` lists all codes.
     exit_code = 1
+    #: Further arguments that a class takes, beside the parts of the message.
+    _more: tuple[str, ...] = ()
 
     def __init__(self, *, expected: str, got: str, where: str, remedy: str) -> None:
         self.expected = shortened(expected, _MOST["expected"])
@@ -78,11 +92,7 @@ class StokerError(Exception):
 
     # Exceptions are pickled with their positional arguments; these take keywords only.
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt, (type(self), self.expected, self.got, self.where, self.remedy)
-
-
-def _rebuilt(kind: type[StokerError], expected: str, got: str, where: str, remedy: str) -> StokerError:
-    return kind(expected=expected, got=got, where=where, remedy=remedy)
+        return partial(type(self), **self.words(), **{name: getattr(self, name) for name in self._more}), ()
 
 
 class SettingsError(StokerError):
@@ -96,16 +106,11 @@ class DataError(StokerError):
 class SampleError(DataError):
     """One sample cannot be decoded or transformed; its row is masked and `reason` counts it."""
 
+    _more = ("reason",)
+
     def __init__(self, *, reason: str, expected: str, got: str, where: str, remedy: str) -> None:
         self.reason = reason
         super().__init__(expected=expected, got=got, where=where, remedy=remedy)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt_sample, (self.reason, self.expected, self.got, self.where, self.remedy)
-
-
-def _rebuilt_sample(reason: str, expected: str, got: str, where: str, remedy: str) -> SampleError:
-    return SampleError(reason=reason, expected=expected, got=got, where=where, remedy=remedy)
 
 
 class ReadError(DataError):
@@ -137,17 +142,11 @@ class RefusedError(PeerError):
     """The other side understood and refused; `code` says why in one word."""
 
     exit_code = 4
+    _more = ("code",)
 
     def __init__(self, *, code: str, expected: str, got: str, where: str, remedy: str) -> None:
         self.code = code
         super().__init__(expected=expected, got=got, where=where, remedy=remedy)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuilt_refusal, (self.code, self.expected, self.got, self.where, self.remedy)
-
-
-def _rebuilt_refusal(code: str, expected: str, got: str, where: str, remedy: str) -> RefusedError:
-    return RefusedError(code=code, expected=expected, got=got, where=where, remedy=remedy)
 
 
 class LostError(PeerError):

@@ -30,8 +30,9 @@ def library(name: str, *, extra: str, use: str, where: str = "this Python", othe
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0].replace("_", "-")  # as pip names it
-        remedy = how_to_get(extra, otherwise)
-        raise MissingLibraryError(expected=f"{package}, {use}", got=str(error), where=where, remedy=remedy) from error
+        raise MissingLibraryError(
+            expected=f"{package}, {use}", got=str(error), where=where, remedy=how_to_get(extra, otherwise)
+        ) from error
 
 
 def how_to_get(extra: str, otherwise: str = "") -> str:
@@ -42,14 +43,15 @@ def how_to_get(extra: str, otherwise: str = "") -> str:
 def pip_install(extra: str) -> str:
     """Return the pip command that adds an extra to this installation, from pip's record of where it came from."""
     try:
-        noted = importlib.metadata.distribution(_PACKAGE).read_text("direct_url.json")
+        origin = importlib.metadata.distribution(_PACKAGE).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:  # a checkout on the path
         return f"pip install -e '{__file__.removesuffix('/shared/extras.py')}[{extra}]'"
-    return _pip_install(extra, json.loads(noted) if noted else {})
+    return _pip_install(extra, json.loads(origin) if origin else {})
 
 
 def _pip_install(extra: str, origin: dict[str, Any]) -> str:
     """Return the pip command for an installation with this origin: a folder, an index (no URL), or a URL."""
+    # pip records where it took a package from (PEP 610): nothing for an index, a folder or a version control's URL.
     url, directory = str(origin.get("url", "")), origin.get("dir_info")
     if directory is not None:
         path = unquote(urlsplit(url).path)

@@ -15,13 +15,13 @@ import zmq
 from zmq.utils import z85
 
 from shared.keys import ALLOWED, AllowedKeys
-from shared.wire.permissions import refusal
+from shared.wire.refusing import refusal_of_role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shared.keys import ServerKeys
-    from shared.wire.declared import Role
+    from shared.wire.message_parts import Role
     from shared.wire.messages import Message, NotAttached, Refused
 
 __all__ = ["Guard"]
@@ -50,7 +50,7 @@ class Guard:
         self._may_say = may_say
         self._allowed = AllowedKeys(keys.folder / ALLOWED) if keys is not None else None
         self._look_s = 0.0
-        #: Identities that may connect to the port for sealed payloads.
+        #: Identities that may connect to the port for sealed payloads; also asked by the guard's thread.
         self._expected: set[bytes] = set()
         if self._allowed is not None:
             _answer_libzmq(context, self._answer_to)
@@ -83,11 +83,12 @@ class Guard:
         """Return and count the refusal of a message that its sender may not send, or return None if it may."""
         if self._allowed is None or type(message) not in self._may_say:
             return None
+        # By the key's roles now, not those at the handshake: a key that was removed is refused on open connections.
         allowed, held = self._may_say[type(message)], self._allowed.roles(key)
         if allowed & held:
             return None
         self.wrong_roles += 1
-        return refusal(message, allowed, held)
+        return refusal_of_role(message, allowed, held)
 
     def _answer_to(self, request: list[bytes]) -> list[bytes]:
         """Return the answer to libzmq's request, in the guard's thread; it makes the key the connection's User-Id.
@@ -98,6 +99,7 @@ class Guard:
         assert self._allowed is not None
         version, number, _domain, _address, _identity, mechanism, shown, *_ = request
         user = z85.encode(shown) if mechanism == b"CURVE" else b""
+        # A client without CURVE is one for sealed payloads: it shows the identity that its Hello announced, in hex.
         if self._allowed.roles(user.decode()) if user else self._is_expected(shown):
             return [version, number, b"200", b"OK", user, b""]
         return [version, number, b"300", b"unknown", b"", b""]

@@ -59,9 +59,8 @@ def _map_aligned(nbytes: int, flags: int, fd: int) -> NDArray[np.uint8]:
     """
     # The kernel chooses addresses by small pages, so reserve a huge page more and place the mapping inside.
     reserved = nbytes + HUGE_PAGE
-    quietly = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    base = _map(None, reserved, _PROT_NONE, quietly, -1)
-    start = _up(base, HUGE_PAGE)
+    base = _map(None, reserved, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+    start = -(-base // HUGE_PAGE) * HUGE_PAGE  # rounded up
     try:
         _map(start, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags | _MAP_FIXED, fd)
     except OSError:
@@ -74,11 +73,11 @@ def _map_aligned(nbytes: int, flags: int, fd: int) -> NDArray[np.uint8]:
 
 def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int) -> int:
     """Map memory at an address (None: anywhere) and return where it is; raise OSError if the kernel refuses."""
-    found = _libc.mmap(address, nbytes, protection, flags, fd, 0)
-    if found == _FAILED:
+    mapped = _libc.mmap(address, nbytes, protection, flags, fd, 0)
+    if mapped == _FAILED:
         error = ctypes.get_errno()
         raise OSError(error, f"cannot map {nbytes} bytes: {os.strerror(error)}")
-    return int(found)
+    return int(mapped)
 
 
 def collapse(array: NDArray[np.uint8]) -> bool:
@@ -93,7 +92,3 @@ def keep_from_children(memory: NDArray[np.uint8]) -> None:
     if _libc.madvise(memory.ctypes.data, memory.nbytes, _MADV_DONTFORK):
         error = ctypes.get_errno()
         raise OSError(error, f"cannot keep shared memory from children: {os.strerror(error)}")
-
-
-def _up(address: int, unit: int) -> int:
-    return -(-address // unit) * unit

@@ -22,16 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.errors import SettingsError
+from shared.errors import SettingsError, require
 from shared.logs import Log
-from shared.wire.declared import ROLES
+from shared.wire.message_parts import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import zmq
 
-    from shared.wire.declared import Role
+    from shared.wire.message_parts import Role
 
 __all__ = ["ALLOWED", "AllowedKeys", "ClientKeys", "ServerKeys", "make_keys"]
 
@@ -60,7 +60,15 @@ class ServerKeys:
         Raise SettingsError if the pair is missing or unusable, or if the folder of allowed keys cannot be read.
         """
         keys = cls(Path(folder), *_load_pair(Path(folder), role))
-        _refuse_closed_allowed(Path(folder) / ALLOWED)
+        try:  # to the end, because a role's own folder may be the closed one: all its clients would be turned away
+            list(_list_key_files(Path(folder) / ALLOWED))
+        except OSError as error:
+            raise SettingsError(
+                expected=f"a folder of allowed keys that user {os.geteuid()} may look into",
+                got=str(error.strerror),
+                where=str(error.filename),
+                remedy=_MAY_READ,
+            ) from None
         return keys
 
     def serve(self, socket: zmq.Socket[bytes]) -> None:
@@ -89,10 +97,15 @@ class ClientKeys:
         return cls(folder, *_load_pair(folder, role), _load_key(folder / f"{to}.key")[0])
 
     @classmethod
+    def of_trainer(cls, folder: str | None, *, to: Role) -> ClientKeys | None:
+        """Return the keys that a trainer shows to server `to`; None without a folder, where nothing is encrypted."""
+        return cls.read(folder, "trainer", to=to) if folder else None
+
+    @classmethod
     def read_any(cls, folder: str | Path, *, to: Role) -> ClientKeys:
         """Return the same for a person at a machine, with the first role's pair that the machine has."""
-        had = [role for role in ROLES if _is_there(Path(folder) / f"{role}.key_secret")]
-        return cls.read(folder, had[0] if had else "trainer", to=to)
+        roles = (role for role in ROLES if _is_there(Path(folder) / f"{role}.key_secret"))
+        return cls.read(folder, next(roles, "trainer"), to=to)  # without any pair the error names the trainer's
 
     def use(self, socket: zmq.Socket[bytes]) -> None:
         """Show our key on a socket, and accept only the server that holds the expected one."""
@@ -127,11 +140,11 @@ class AllowedKeys:
             files = dict(_list_key_files(self._folder))
         except OSError as error:  # a file system that is away locks nobody out
             if str(error) != self._problem:
-                self._log.warning("allowed keys cannot be looked at: those read before count", error=str(error))
+                self._log.warning("allowed keys cannot be read again: those read before stay valid", error=str(error))
             self._problem = str(error)
             return False
         self._problem = ""
-        if files == self._files:
+        if files == self._files:  # by inode, size and time: a look at them is cheaper than reading the keys again
             return False
         self._files = files
         self._read(files)
@@ -145,7 +158,7 @@ class AllowedKeys:
         roles: dict[str, frozenset[Role]] = {}
         counts = dict.fromkeys(ROLES, 0)
         for path in files:
-            role = next((one for one in ROLES if path.parent == self._folder / one), None)
+            role = next((role for role in ROLES if path.parent == self._folder / role), None)
             if role is None:
                 self._log.warning(f"key has no role: put it into one of the folders {', '.join(ROLES)}", file=path)
                 continue
@@ -154,7 +167,7 @@ class AllowedKeys:
             except SettingsError as error:
                 self._log.warning("key is left out", error=str(error))
                 continue
-            roles[key] = roles.get(key, frozenset()) | {role}
+            roles[key] = roles.get(key, frozenset()) | {role}  # the same key may lie in several roles' folders
             counts[role] += 1
         self._roles = roles
         self._log.info("allowed keys were read", **counts)
@@ -163,26 +176,12 @@ class AllowedKeys:
 def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
     """Yield the key files in a folder and directly below it, each with its inode, size and time of change."""
     below = [Path(entry.path) for entry in _list_entries(folder) if entry.is_dir()]
-    for one in (folder, *below):  # keys directly in the folder have no role, and are warned about
-        for entry in _list_entries(one):
+    for place in (folder, *below):  # keys directly in the folder have no role, and are warned about
+        for entry in _list_entries(place):
             if entry.name.endswith(".key"):
                 with contextlib.suppress(FileNotFoundError):  # removed just now, or a link to nowhere
                     state = entry.stat()
                     yield Path(entry.path), (state.st_ino, state.st_size, state.st_mtime_ns)
-
-
-def _refuse_closed_allowed(folder: Path) -> None:
-    """Raise SettingsError if the folder of allowed keys cannot be read: every client would be turned away."""
-    try:
-        for _ in _list_key_files(folder):
-            pass
-    except OSError as error:
-        raise SettingsError(
-            expected=f"a folder of allowed keys that user {os.geteuid()} may look into",
-            got=str(error.strerror),
-            where=str(error.filename),
-            remedy=_MAY_READ,
-        ) from None
 
 
 def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -199,20 +198,20 @@ def make_keys(folder: str | Path) -> None:
     import zmq.auth  # only this command needs it
 
     folder = Path(folder)
-    if any(folder.glob("*.key*")):
-        raise SettingsError(
-            expected="a folder without keys",
-            got="keys are there already",
-            where=str(folder),
-            remedy="Name another folder.",
-        )
+    require(
+        not any(folder.glob("*.key*")),
+        expected="a folder without keys",
+        got="keys are there already",
+        where=str(folder),
+        remedy="Name another folder.",
+    )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # A folder that existed before may be open to others: make the pairs in a closed one, and move them once chmod has
     # run, so that no secret is readable for a moment.
     with tempfile.TemporaryDirectory(dir=folder) as closed:
         for role in ROLES:
-            for made in zmq.auth.create_certificates(closed, role):
-                path = Path(made)
+            for file in zmq.auth.create_certificates(closed, role):
+                path = Path(file)
                 path.chmod(0o600 if path.suffix == ".key_secret" else 0o644)
                 path.replace(folder / path.name)
             (folder / ALLOWED / role).mkdir(parents=True)
@@ -222,13 +221,13 @@ def make_keys(folder: str | Path) -> None:
 def _load_pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
     """Return the public and the secret key of a role; raise SettingsError if the pair is missing or unusable."""
     path = folder / f"{role}.key_secret"
-    if not _is_there(path) and any(_is_there(folder / f"{name}.key_secret") for name in ("server", "client")):
-        raise SettingsError(
-            expected=path.name,
-            got="keys without roles, which an earlier release made",
-            where=str(folder),
-            remedy=_REMEDY,
-        )
+    require(
+        _is_there(path) or not any(_is_there(folder / f"{name}.key_secret") for name in ("server", "client")),
+        expected=path.name,
+        got="keys without roles, which an earlier release made",
+        where=str(folder),
+        remedy=_REMEDY,
+    )
     public, secret = _load_key(path)
     if secret is None:
         raise _unreadable(path, "no secret key in it")

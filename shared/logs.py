@@ -46,11 +46,8 @@ class Log:
         if self._logger.isEnabledFor(level):
             fields = {**self._bound, **fields}
             # The message repeats the fields, so that handlers which only write messages lose nothing.
-            self._logger.log(level, "%s  %s", event, _words(fields), extra={"event": event, "fields": fields})
-
-
-def _words(fields: dict[str, object]) -> str:
-    return " ".join(f"{key}={value}" for key, value in fields.items())
+            words = " ".join(f"{key}={value}" for key, value in fields.items())
+            self._logger.log(level, "%s  %s", event, words, extra={"event": event, "fields": fields})
 
 
 class _JsonLines(logging.Formatter):
@@ -60,8 +57,8 @@ class _JsonLines(logging.Formatter):
         when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         fields: dict[str, Any] = getattr(record, "fields", {})
         event = getattr(record, "event", record.getMessage())
-        line = {"at": when, "level": record.levelname.lower(), "event": event, **fields}
-        return json.dumps(line, default=str)
+        # As text if JSON has no form for it: a field that cannot be written would lose the whole line.
+        return json.dumps({"at": when, "level": record.levelname.lower(), "event": event, **fields}, default=str)
 
 
 class _Readable(logging.Formatter):
@@ -79,6 +76,6 @@ def start_logging(*, level: str = "info", stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Readable() if stream.isatty() else _JsonLines())
     logger = logging.getLogger("stoker")
-    logger.handlers[:] = [handler]
+    logger.handlers[:] = [handler]  # instead of those of an earlier call: each line once
     logger.setLevel(level.upper())
     logger.propagate = False  # a handler at the root would write each line once more

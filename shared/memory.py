@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from shared.huge_pages import HUGE_PAGE, collapse, keep_from_children, map_anonymous, map_file
 from shared.stores.locks import is_byte_locked, lock_byte
-from shared.wire.parts import SharedSlots
+from shared.wire.message_parts import SharedSlots
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +57,7 @@ class SlotMemory:
         self.slots = slots
         self.slot_bytes = -(-max(slot_bytes, 1) // _PAGE) * _PAGE
         size = _PAGE + slots * self.slot_bytes
+        # A descriptor's number alone proves nothing: in another PID namespace it is another process' file.
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._fd: int | None = None
         #: Why workers cannot open the slots; empty if they can.
@@ -131,14 +132,13 @@ class OpenedSlots:
 
     def __init__(self, offer: SharedSlots) -> None:
         """Open the offered slots; raise OSError with the reason if shared memory cannot be used."""
-        if not offer.boot_id or offer.boot_id != boot_id():
-            raise OSError("the trainer runs on another host")
-        if offer.uid != os.getuid():
-            raise OSError(f"the trainer runs as user {offer.uid}, this worker as {os.getuid()}")
+        _require(offer.boot_id != "" and offer.boot_id == boot_id(), "the trainer runs on another host")
+        _require(offer.uid == os.getuid(), f"the trainer runs as user {offer.uid}, this worker as {os.getuid()}")
         # A short nonce, or one of zeros, could match a file that is not the trainer's.
-        if len(offer.nonce) != _NONCE_BYTES or not any(offer.nonce):
-            raise OSError("the offer has no nonce: the file could be anybody's")
+        has_nonce = len(offer.nonce) == _NONCE_BYTES and any(offer.nonce)
+        _require(has_nonce, "the offer has no nonce: the file could be anybody's")
         self.offer = offer
+        # While the descriptor is open, no child may be forked: see `_no_forks`.
         with _no_forks:
             fd = _open_slots(offer)
             try:
@@ -161,20 +161,26 @@ class OpenedSlots:
         self._bytes = None
 
 
+def _require(is_met: bool, reason: str) -> None:  # noqa: FBT001 - as of `assert`
+    """Raise OSError with this reason unless a condition is met; the trainer then gets its batches by TCP."""
+    if not is_met:
+        raise OSError(reason)
+
+
 def _open_slots(offer: SharedSlots) -> int:
     """Open the offered file once it is known to be a trainer's memfd; raise OSError otherwise.
 
     Looking through O_PATH first opens nothing: opening a pipe or a device may block, or do harm.
     """
-    seen = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
+    looked_at = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
     try:
-        here = Path(f"/proc/self/fd/{seen}")
+        here = Path(f"/proc/self/fd/{looked_at}")
         # In another PID namespace the same number is another process, and its descriptor another file.
-        if str(here.readlink()) != f"/memfd:{_NAME} (deleted)":
-            raise OSError("the offered file is no trainer's memory: another process stands behind that number here")
+        is_ours = str(here.readlink()) == f"/memfd:{_NAME} (deleted)"
+        _require(is_ours, "the offered file is no trainer's memory: another process stands behind that number here")
         return os.open(here, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     finally:
-        os.close(seen)
+        os.close(looked_at)
 
 
 def _map_and_lock(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
@@ -183,12 +189,10 @@ def _map_and_lock(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
     Raise OSError if the file is not sealed, has another size or nonce, or if the lock is held.
     """
     size = _PAGE + offer.slots * offer.slot_bytes
-    if not _cannot_shrink(fd):
-        raise OSError("the offered file is no sealed memfd: whoever shrinks it would kill this worker")
-    if os.fstat(fd).st_size != size:
-        raise OSError("the offered file has another size than its slots")
-    if os.pread(fd, _NONCE_BYTES, 0) != offer.nonce:
-        raise OSError("the offered file carries another nonce: another process stands behind that number here")
+    is_sealed, has_nonce = _cannot_shrink(fd), os.pread(fd, _NONCE_BYTES, 0) == offer.nonce
+    _require(is_sealed, "the offered file is no sealed memfd: a process that shrinks it would kill this worker")
+    _require(os.fstat(fd).st_size == size, "the offered file has another size than its slots")
+    _require(has_nonce, "the offered file carries another nonce: another process stands behind that number here")
     # Mapped before it is locked: the mapping keeps the lock once the descriptor is closed.
     memory = map_file(fd, size)
     keep_from_children(memory)

@@ -39,6 +39,7 @@ class Round:
 
 def rounds(cursor: int, batches: int, group: int, world: int) -> Iterator[Round]:
     """Yield the rounds from `cursor` to the end of the epoch; raise ValueError if the world exceeds the group."""
+    # A larger world would leave some ranks an empty batch in each round.
     if not 1 <= world <= group:
         raise ValueError(f"a world of {world} needs a group of at least {world}, got {group}")
     while cursor < batches:

@@ -30,6 +30,7 @@ class Silence:
 
     def excuse(self, since_s: float) -> None:
         """Count the silence from `since_s` on only, because nothing could be heard before."""
+        # After this process was stopped or held up: the peer may have spoken, and its words still wait on the socket.
         self._since_s = since_s
 
     def due_s(self, timeout_s: float) -> float:

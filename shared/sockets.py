@@ -13,7 +13,6 @@ import os
 import socket as posix
 import stat
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import zmq
@@ -22,7 +21,7 @@ from shared.endpoints import at_any_port, at_port, is_loopback
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from shared.keys import ClientKeys, ServerKeys
 
@@ -30,7 +29,6 @@ __all__ = [
     "MAX_PAYLOAD",
     "MOST_WAITING",
     "Waker",
-    "Watched",
     "bind_router",
     "bind_sealed_router",
     "connect_dealer",
@@ -42,7 +40,6 @@ __all__ = [
     "read_waiting",
     "send_if_up",
     "send_now",
-    "watch_connection",
 ]
 
 #: A payload frame may be as long as the largest slot; headers are bounded by the codec.
@@ -70,19 +67,49 @@ _LOOPBACK_SEND_BUFFER = 384 * 1024
 #: which a sender's kernel makes before it probes a full window, and once small batches at a quarter of their rate.
 _SERVER_RECEIVE_BUFFER = 128 * 1024
 
-#: TCP notices within 25 s that a client's machine is gone, even before its first heartbeat.
-_KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 10, zmq.TCP_KEEPALIVE_INTVL: 5, zmq.TCP_KEEPALIVE_CNT: 3}
+#: Options of all sockets.
+_COMMON = {
+    zmq.LINGER: 0,
+    # No high-water mark: the lent slots bound what is in flight.
+    zmq.SNDHWM: 0,
+    # libzmq 4.3.5 stops reading from a connection that has reached a limit. If that connection is then reset, a PING
+    # that was read with the last messages fails an assertion once reading resumes: any client could end our process.
+    zmq.RCVHWM: 0,
+}
+
+#: Options of servers' ROUTERs.
+_SERVER = {
+    # Sending to a peer that is gone fails; by default the message vanishes, and nobody learns of it.
+    zmq.ROUTER_MANDATORY: 1,
+    # A client that reconnects replaces its old connection at once.
+    zmq.ROUTER_HANDOVER: 1,
+    zmq.HANDSHAKE_IVL: 2000,
+    zmq.RCVBUF: _SERVER_RECEIVE_BUFFER,
+    # TCP notices within 25 s that a client's machine is gone, even before its first heartbeat.
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 10,
+    zmq.TCP_KEEPALIVE_INTVL: 5,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+}
+
+#: Options of clients' DEALERs.
+_CLIENT = {
+    # Queue only on completed connections: sending fails while the connection is down.
+    zmq.IMMEDIATE: 1,
+    zmq.RECONNECT_IVL: 50,
+    zmq.RECONNECT_IVL_MAX: 1000,
+    # TCP's own pauses grow while a server lets nobody in.
+    zmq.CONNECT_TIMEOUT: 1000,
+    zmq.MAXMSGSIZE: MAX_PAYLOAD,
+    # On DEALERs only: the TTL ends dead connections for both sides.
+    zmq.HEARTBEAT_IVL: 1000,
+    zmq.HEARTBEAT_TIMEOUT: 5000,
+    zmq.HEARTBEAT_TTL: 10000,
+}
 
 # Plain numbers, because combining pyzmq's enumerations takes longer than sending a small frame.
 _NOW = int(zmq.DONTWAIT)
 _NOW_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """Change of a connection: it came up, or it was lost."""
-
-    up: bool
 
 
 def bind_router(
@@ -135,13 +162,7 @@ def bind_sealed_router(
 def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
     """Return a ROUTER with a server's options, not yet bound."""
     router = context.socket(zmq.ROUTER)
-    _set_common(router, endpoint)
-    router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that reconnects replaces its old connection at once
-    router.setsockopt(zmq.HANDSHAKE_IVL, 2000)
-    router.setsockopt(zmq.RCVBUF, _SERVER_RECEIVE_BUFFER)
-    for option, value in _KEEPALIVE.items():
-        router.setsockopt(option, value)
+    _set_options(router, endpoint, _SERVER)
     return router
 
 
@@ -153,9 +174,7 @@ def connect_dealer(
     Without an endpoint, because the peer's address is not known yet, it connects to nobody, and nothing can be sent on
     it.
     """
-    dealer = context.socket(zmq.DEALER)
-    with _close_on_failure(dealer):
-        _set_up(dealer, endpoint, keys, identity)
+    with _new_dealer(context, endpoint, keys, identity) as dealer:
         if endpoint:
             dealer.connect(endpoint)
     return dealer
@@ -163,9 +182,7 @@ def connect_dealer(
 
 def connect_sealed_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes) -> zmq.Socket[bytes]:
     """Return a DEALER to a ROUTER for sealed payloads, under an identity that the other side learnt elsewhere."""
-    dealer = context.socket(zmq.DEALER)
-    with _close_on_failure(dealer):
-        _set_up(dealer, endpoint, None, identity)
+    with _new_dealer(context, endpoint, None, identity) as dealer:
         dealer.setsockopt(zmq.PLAIN_USERNAME, identity.hex().encode())
         dealer.connect(endpoint)
     return dealer
@@ -178,13 +195,25 @@ def connect_watched_dealer(
 
     Watching begins before connecting: a loopback handshake is over before a busy thread could look.
     """
-    dealer = context.socket(zmq.DEALER)
-    with _close_on_failure(dealer):
-        _set_up(dealer, endpoint, keys, identity)
-        monitor = watch_connection(dealer)
+    with _new_dealer(context, endpoint, keys, identity) as dealer:
+        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         with _close_on_failure(monitor):
             dealer.connect(endpoint)
     return dealer, monitor
+
+
+@contextlib.contextmanager
+def _new_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
+) -> Iterator[zmq.Socket[bytes]]:
+    """Yield a DEALER with a client's options, not yet connected; close it if the block raises."""
+    dealer = context.socket(zmq.DEALER)
+    with _close_on_failure(dealer):
+        _set_options(dealer, endpoint, _CLIENT)
+        dealer.setsockopt(zmq.ROUTING_ID, identity)
+        if keys is not None:
+            keys.use(dealer)
+        yield dealer
 
 
 @contextlib.contextmanager
@@ -201,45 +230,20 @@ def _close_on_failure(socket: zmq.Socket[bytes]) -> Iterator[None]:
         raise
 
 
-def _set_up(dealer: zmq.Socket[bytes], endpoint: str, keys: ClientKeys | None, identity: bytes) -> None:
-    """Set a client's options on a DEALER: identity, back-off, heartbeats and keys."""
-    _set_common(dealer, endpoint)
-    dealer.setsockopt(zmq.ROUTING_ID, identity)
-    dealer.setsockopt(zmq.IMMEDIATE, 1)  # queue only on completed connections: sending fails while it is down
-    dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-    dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-    dealer.setsockopt(zmq.CONNECT_TIMEOUT, 1000)  # TCP's own pauses grow while a server lets nobody in
-    dealer.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
-    # On DEALERs only: the TTL ends dead connections for both sides.
-    dealer.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-    dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5000)
-    dealer.setsockopt(zmq.HEARTBEAT_TTL, 10000)
-    if keys is not None:
-        keys.use(dealer)
-
-
-def _set_common(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Set the options that all sockets share."""
+def _set_options(socket: zmq.Socket[bytes], endpoint: str, options: Mapping[zmq.SocketOption, int]) -> None:
+    """Set these options, those that all sockets share, and those that the endpoint needs."""
+    for option, value in {**_COMMON, **options}.items():
+        socket.setsockopt(option, value)
     if "[" in endpoint:  # libzmq speaks only IPv4 by default
         socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, 0)  # no high-water mark: the lent slots bound what is in flight
-    # libzmq 4.3.5 stops reading from a connection that has reached a limit. If that connection is then reset, a PING
-    # that was read with the last messages fails an assertion once reading resumes: any client could end our process.
-    socket.setsockopt(zmq.RCVHWM, 0)
     if endpoint and is_loopback(endpoint):
         socket.setsockopt(zmq.SNDBUF, _LOOPBACK_SEND_BUFFER)
 
 
-def watch_connection(dealer: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Return a monitor socket that reports when the dealer's connection comes and goes from now on."""
-    return dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-
-
-def read_connection_events(monitor: zmq.Socket[bytes]) -> Iterator[Watched]:
-    """Yield the changes of the connection since the last call."""
+def read_connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
+    """Yield the changes of the connection since the last call: whether it came up, or was lost."""
     for event in read_events(monitor):
-        yield Watched(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        yield event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 def read_events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
@@ -255,14 +259,15 @@ def read_events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
 def read_waiting(socket: zmq.Socket[bytes], most: int = MOST_WAITING) -> Iterator[list[zmq.Frame]]:
     """Yield multipart messages that wait on a socket, up to `most`, so that no peer starves the others.
 
-    Frames after the first 4096 of a message are dropped; no message of ours has so many. `more` is asked of the frame,
-    because asking the socket takes longer than receiving.
+    Frames after the first 4096 of a message are dropped; no message of ours has so many.
     """
     room = _MOST_FRAMES
     with contextlib.suppress(zmq.Again):
         while most > 0 and room > 0:
             frame = socket.recv(_NOW, copy=False)
             frames = [frame]
+            # Asked of the frame, because asking the socket takes longer than receiving. To the end in any case: frames
+            # left on the socket would be read as the beginning of the next message.
             while frame.more:
                 frame = socket.recv(_NOW, copy=False)
                 if len(frames) < _MOST_FRAMES:
@@ -300,11 +305,11 @@ def descriptors_by_port() -> Iterator[tuple[int, int]]:
 
 def _local_port(fd: int) -> int:
     """Return the port that a TCP socket is bound to; 0 if it is no TCP socket."""
-    seen = posix.socket(fileno=fd)  # detached below: closing it would close libzmq's descriptor
+    opened = posix.socket(fileno=fd)  # detached below: closing it would close libzmq's descriptor
     try:
-        return int(seen.getsockname()[1]) if seen.family in (posix.AF_INET, posix.AF_INET6) else 0
+        return int(opened.getsockname()[1]) if opened.family in (posix.AF_INET, posix.AF_INET6) else 0
     finally:
-        seen.detach()
+        opened.detach()
 
 
 class Waker:

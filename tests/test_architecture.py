@@ -113,7 +113,7 @@ def test_what_decides_is_pure():
     """Whoever takes the word out of a module that decides has to take it out here as well."""
     deciding = ("coordinator/state", "wants/open_wants", "wants/tickets", "wants/want_queue", "worker/membership")
     assert {f"loader_server/{name}.py" for name in deciding} <= set(PURE_FILES)
-    assert {f"shared/wire/{name}.py" for name in ("bounds", "codec", "messages", "permissions")} <= set(PURE_FILES)
+    assert {f"shared/wire/{name}.py" for name in ("bounds", "codec", "messages", "refusing")} <= set(PURE_FILES)
 
 
 @pytest.mark.parametrize("name", PURE_FILES)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from trainer_client.feed import Feed
     from trainer_client.roles import Role, role
     from trainer_client.session.batch_iterator import Reading
-    from trainer_client.tf.pipelines.alone import run_pipeline
+    from trainer_client.tf.pipelines.pipeline import run_pipeline
     from trainer_client.training.checkpoints.feed_checkpoint import FeedCheckpoint
     from trainer_client.training.evaluating.validation import Validation
     from trainer_client.training.runs.early_stop import EarlyStop
@@ -113,7 +113,7 @@ _MODULES = {
     "role": "trainer_client.roles",
     "Run": "trainer_client.training.runs.run",
     "run_elastic": "trainer_client.training.runs.elastic",
-    "run_pipeline": "trainer_client.tf.pipelines.alone",
+    "run_pipeline": "trainer_client.tf.pipelines.pipeline",
     "SampleError": "shared.errors",
     "SettingsError": "shared.errors",
     "start_server": "trainer_client.training.strategies.cluster",

@@ -1,13 +1,18 @@
-"""Arguments that several commands of `trainer-client` share: the user's module, the job, and kinds of numbers."""
+"""Arguments of `trainer-client`: those that several commands share, kinds of numbers, and what may not be combined.
+
+Rules: an option that would be ignored is refused, so that nobody believes that it had an effect; and so is every
+mistake that shows without a server, a file or an environment: before anything is connected to, with exit code 2.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import re
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.endpoints import check_coordinator
 from shared.errors import SettingsError
@@ -16,12 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = [
+    "USUAL_STALENESS",
     "Interval",
     "add_job",
     "add_model",
     "at_least",
     "command_named",
     "endpoint",
+    "find_export_problem",
+    "find_load_test_problem",
+    "find_repeated",
+    "find_train_problem",
+    "find_unheeded",
     "positive",
     "rate",
     "refuse_usage",
@@ -29,6 +40,26 @@ __all__ = [
     "whole",
     "wrong_usage",
 ]
+
+
+_N = TypeVar("_N", int, float)
+
+#: Default limit on the staleness of gradients on parameter servers.
+USUAL_STALENESS = 8
+
+#: Suffix that a SavedModel's folder may have: a version, such as `.2` or `.v2`.
+_VERSION = re.compile(r"\.v?\d+")
+
+#: Options of `train` that change nothing without another one.
+_TRAIN_NEEDS = {
+    "--validate-every": "--validate",
+    "--metrics-targets": "--metrics-listen",
+    "--metrics-token": "--metrics-listen",
+    "--insecure": "--metrics-listen",
+}
+
+#: Largest number of seconds, steps and the like: three years.
+_LARGEST = 1e8
 
 
 def command_named(
@@ -39,8 +70,13 @@ def command_named(
 ) -> argparse.ArgumentParser:
     """Add and return a command; `texts` are its purpose in a line, its description, and examples."""
     line, full, examples = texts
-    raw = argparse.RawDescriptionHelpFormatter
-    command = commands.add_parser(name, help=line, description=full, epilog=examples, formatter_class=raw)
+    command = commands.add_parser(
+        name,
+        help=line,
+        description=full,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # or argparse would fill the lines of examples
+    )
     command.set_defaults(run=run, refuse_usage=command.error)
     return command
 
@@ -96,7 +132,7 @@ def add_job(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def _module(text: str) -> str:
-    """Parse `MODULE` or `MODULE:NAME`."""
+    """Parse `MODULE` or `MODULE:NAME`; raise ArgumentTypeError otherwise."""
     module, colon, name = text.partition(":")
     parts = module.split(".")
     if parts[-1] == "py" or not all(map(str.isidentifier, parts)) or (colon and not name.isidentifier()):
@@ -107,7 +143,7 @@ def _module(text: str) -> str:
 
 
 def endpoint(text: str) -> str:
-    """Parse a coordinator's endpoint, or the file that holds it."""
+    """Parse a coordinator's endpoint, or the file that holds it; raise ArgumentTypeError otherwise."""
     try:
         check_coordinator(text, where="it")
     except SettingsError as error:
@@ -116,7 +152,7 @@ def endpoint(text: str) -> str:
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    """Parse `NAME=VALUE`; the value is JSON if it can be read as such, else text."""
+    """Parse `NAME=VALUE`, whose value is JSON if possible, else text; raise ArgumentTypeError for anything else."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"expected name=value, got {text}")
@@ -127,11 +163,9 @@ def _parameter(text: str) -> tuple[str, Any]:
 
 
 def whole(text: str) -> int:
-    """Parse an integer from 1 to 4096, the bounds of a world."""
+    """Parse an integer from 1 to 4096, the bounds of a world; raise ArgumentTypeError otherwise."""
     number = int(text)
-    if not 1 <= number <= 4096:
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 4096, got {text}")
-    return number
+    return _fitting(number, text, is_fit=1 <= number <= 4096, expected="a number from 1 to 4096")
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -139,22 +173,34 @@ def at_least(least: int) -> Callable[[str], int]:
 
     def bounded(text: str) -> int:
         number = int(text)
-        if number < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text}")
-        return number
+        return _fitting(number, text, is_fit=number >= least, expected=f"a whole number from {least} on")
 
     return bounded
 
 
 def positive(text: str) -> float:
-    """Parse a number above 0 and up to 1e8, which is three years in seconds."""
+    """Parse a number above 0 and up to 1e8; raise ArgumentTypeError otherwise."""
     number = float(text)
-    if not 0 < number <= _LARGEST:
-        raise argparse.ArgumentTypeError(f"expected a number above 0 and up to {_LARGEST:.0f}, got {text}")
+    return _fitting(number, text, is_fit=0 < number <= _LARGEST, expected=f"a number above 0 and up to {_LARGEST:.0f}")
+
+
+def rate(text: str) -> float:
+    """Parse a finite number of at least 0; raise ArgumentTypeError otherwise."""
+    number = float(text)
+    return _fitting(number, text, is_fit=0 <= number < math.inf, expected="a number from 0 on")
+
+
+def share(text: str) -> float:
+    """Parse a number from 0 to 1; raise ArgumentTypeError otherwise."""
+    number = float(text)
+    return _fitting(number, text, is_fit=0 <= number <= 1, expected="a share from 0 to 1")
+
+
+def _fitting(number: _N, text: str, *, is_fit: bool, expected: str) -> _N:
+    """Return the number; raise ArgumentTypeError, which argparse prints as wrong usage, unless it is fit."""
+    if not is_fit:
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text}")
     return number
-
-
-_LARGEST = 1e8
 
 
 class Interval(argparse.Action):
@@ -192,17 +238,89 @@ class Interval(argparse.Action):
         setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), unit: number})
 
 
-def rate(text: str) -> float:
-    """Parse a finite number of at least 0."""
-    number = float(text)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")
-    return number
+# --- what a command line may not combine ---
 
 
-def share(text: str) -> float:
-    """Parse a number from 0 to 1."""
-    number = float(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, got {text}")
-    return number
+def find_repeated(flag: str, names: Sequence[str]) -> str:
+    """Return the problem if a name is given twice, else ""."""
+    twice = [name for at, name in enumerate(names) if name in names[:at]]
+    return f"argument {flag}: expected each name once, got {twice[0]} twice" if twice else ""
+
+
+def find_unheeded(options: argparse.Namespace, needed: Mapping[str, str]) -> str:
+    """Return the problem if an option is given without the one that it needs, else ""; both by their flags."""
+    for flag, other in needed.items():
+        if _is_given(options, flag) and not _is_given(options, other):
+            return f"argument {flag}: expected {other} with it, because without it changes nothing"
+    return ""
+
+
+def _is_given(options: argparse.Namespace, flag: str) -> bool:
+    """Return whether an option was given; 0 counts as given."""
+    value = getattr(options, flag.removeprefix("--").replace("-", "_"))
+    # Not by its truth: `--seed 0` is given, and 0 == False, so that only `is` tells a flag that is off from it.
+    return value not in (None, "", []) and value is not False
+
+
+def find_train_problem(options: argparse.Namespace) -> str:
+    """Return the problem with the arguments of `train`, or "" if there is none."""
+    if options.epochs is None and options.steps is None and options.max_time is None:
+        return "one of --epochs, --steps and --max-time is needed, or training would have no end"
+    judges = options.validate or []
+    if options.stream in judges:
+        return f"argument --validate: expected a stream for evaluation, got {options.stream}, which is trained on"
+    if len(options.validate_every or {}) > 1:
+        return "argument --validate-every: expected epochs or steps, got both"
+    return (
+        find_repeated("--validate", judges)
+        or find_unheeded(options, _TRAIN_NEEDS)
+        or _find_served_problem(options)
+        or (find_export_problem(str(options.export)) if options.export is not None else "")
+    )
+
+
+def _find_served_problem(options: argparse.Namespace) -> str:
+    """Return the problem with options that parameter servers cannot serve, or "" if there is none."""
+    if options.strategy != "parameter-server":
+        return ""
+    for flag in ("epochs", "steps"):
+        if str(getattr(options, flag)).startswith("+"):
+            return (
+                f"argument --{flag}: expected a number that is the same for all workers, got {getattr(options, flag)}: "
+                "write how many there are in all"
+            )
+    if "steps" in (options.validate_every or {}):
+        return (
+            "argument --validate-every: expected epochs with --strategy parameter-server, got steps: workers take no "
+            "steps together"
+        )
+    staleness = USUAL_STALENESS if options.staleness is None else options.staleness
+    if (options.pull_every or 1) > staleness + 1:
+        return (
+            f"argument --pull-every: expected at most {staleness + 1}, one more than --staleness, got "
+            f"{options.pull_every}: later gradients would be refused, because a worker's own count as well"
+        )
+    return ""
+
+
+def find_export_problem(path: str) -> str:
+    """Return the problem with the path of an exported model, or "" if it names one of the two kinds."""
+    name = path.rstrip("/").rpartition("/")[2].lstrip(".")
+    suffix = name[name.rfind(".") :] if "." in name else ""
+    if suffix in ("", ".keras") or _VERSION.fullmatch(suffix):
+        return ""
+    return (
+        f"argument --export: expected a file that ends in .keras, or the name of a SavedModel's folder, got {path}: "
+        f"{suffix} is neither"
+    )
+
+
+def find_load_test_problem(options: argparse.Namespace) -> str:
+    """Return the problem with the arguments of `load-test`, or "" if there is none."""
+    in_drain = options.mode == "drain", "the mode train with it, because drain simulates no steps"
+    with_feed = bool(options.feed), "no --feed with it, because that job has its own"
+    conflicts = {"--step-ms": in_drain, "--min-utilisation": in_drain, "--workers": with_feed, "--seed": with_feed}
+    for flag, (is_ignored, expected) in conflicts.items():
+        if is_ignored and _is_given(options, flag):
+            return f"argument {flag}: expected {expected}"
+    return find_unheeded(options, {"--stream": "--feed", "--keys": "--feed"})

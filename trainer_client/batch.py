@@ -67,8 +67,8 @@ class Batch(dict[str, Any]):
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
         """Return what another process gets: the bytes, without the feed, which only this one has."""
-        own = {name: getattr(self, name) for name in self.__slots__}
-        return None, own | {"_settle": None, "_feed": None}
+        state = {name: getattr(self, name) for name in self.__slots__}
+        return None, state | {"_settle": None, "_feed": None}
 
     def done(self) -> None:
         """Report the batch as trained on, in queue mode; asking for the next one does the same.
@@ -87,8 +87,8 @@ class Batch(dict[str, Any]):
         """Report that training on the batch failed, in queue mode: it is leased again, unless that was its last try.
 
         Args:
-            reason: Why, for people; its first 200 characters are told. The loaders' log, `loader-server status` and the
-                list of batches that were given up show it, and count failures by it.
+            reason: Why, for people; its first 200 characters are reported. The loaders' log, `loader-server status` and
+                the list of batches that were given up show it, and count failures by it.
 
         Raises:
             SettingsError: The stream is in lockstep, where each batch comes once.
@@ -128,7 +128,7 @@ class Batch(dict[str, Any]):
         """The xxh3-64 hash of all its bytes: the worker's, or computed now if the worker was not asked for it.
 
         Returns:
-            The same number for the same batch, whoever built it.
+            The same number for the same batch, from any worker.
 
         Example:
             >>> first, again = next(feed.open()), next(feed.open())
@@ -144,6 +144,7 @@ class _Owner:
     __slots__ = ("__array_interface__", "_keeps")
 
     def __init__(self, data: NDArray[np.uint8], item: object) -> None:
+        # numpy makes an array of any object with this interface, and keeps the object as the base of all its views.
         self.__array_interface__ = data.__array_interface__
         self._keeps = (data, item)  # the data keep the memory map alive
 

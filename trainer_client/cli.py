@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.command import add_common_arguments, run_command
+from shared.commands import add_common_arguments, run_command
 from trainer_client.arguments import (
     add_job,
     add_model,
     at_least,
     command_named,
     endpoint,
+    find_load_test_problem,
+    find_repeated,
+    find_unheeded,
     positive,
     rate,
     refuse_usage,
@@ -22,7 +26,6 @@ from trainer_client.arguments import (
 )
 from trainer_client.training.command import add_train
 from trainer_client.training.runs.model_module import model_module
-from trainer_client.usage import find_load_test_problem, find_repeated, find_unheeded
 from trainer_client.verifying.command import add_verify
 
 if TYPE_CHECKING:
@@ -124,8 +127,7 @@ examples:
 def _add_predict(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     texts = ("Write a model's outputs for each sample of a stream.", _PREDICT, _PREDICT_EXAMPLES)
     command = command_named(commands, "predict", _predict, texts)
-    group = add_model(command)
-    group.add_argument(
+    add_model(command).add_argument(
         "--prediction-processor",
         default="",
         metavar="[MODULE:]NAME",
@@ -170,12 +172,12 @@ def _predict(options: argparse.Namespace) -> int:
 # --- load-test ---
 
 _LOAD_TEST = """\
-Read batches with many thin trainers, without TensorFlow, and measure what they waited for.
+Read batches with many thin trainers, without TensorFlow, and measure how long they wait for each batch.
 
-drain reads as fast as it goes. train simulates the accelerator: each trainer sleeps --step-ms for each batch, and
-utilisation is that compute time over all time, the first step excluded. Without --feed the test starts loaders of its
-own, on a synthetic job (about 64 rows of 50 tokens a batch). With --feed it takes the places of ranks 0 to N-1 of that
-job's stream, and is refused while anybody trains on it."""
+The mode drain reads as fast as the loaders deliver. The mode train simulates an accelerator: each trainer sleeps for
+--step-ms after each batch, and utilisation is this compute time divided by all time, the first step excluded. Without
+--feed the test starts loaders of its own, on a synthetic job (about 64 rows of 50 tokens a batch). With --feed it takes
+the places of ranks 0 to N-1 of the running job's stream, and is refused while somebody trains on it."""
 
 _LOAD_TEST_EXAMPLES = """\
 examples:
@@ -188,7 +190,9 @@ examples:
 def _add_load_test(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     texts = ("Measure how well loaders feed many trainers, without TensorFlow.", _LOAD_TEST, _LOAD_TEST_EXAMPLES)
     command = command_named(commands, "load-test", _load_test, texts)
-    command.add_argument("mode", choices=("drain", "train"), help="as fast as it goes, or with a simulated accelerator")
+    command.add_argument(
+        "mode", choices=("drain", "train"), help="read as fast as possible, or simulate an accelerator"
+    )
     _add_load(command)
     _add_loaders(command)
     _add_outcome(command)
@@ -198,18 +202,34 @@ def _add_load_test(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 #: Default of --step-ms: the time of a simulated step.
 _STEP_MS = 120.0
 
+#: With more threads than this, threads of one Python process wait for each other more than for batches.
+_TRAINERS_A_PROCESS = 100
+
 
 def _add_load(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("load")
-    group.add_argument("--trainers", type=whole, default=1, metavar="N", help="thin trainers, ranks of one world (1)")
-    group.add_argument("--step-ms", type=positive, metavar="MS", help="train: what a step computes (120)")
-    group.add_argument("--seconds", type=positive, default=10.0, metavar="S", help="how long to read (10)")
-    group.add_argument("--repeats", type=whole, default=1, metavar="N", help="how often; figures are medians (1)")
     group.add_argument(
-        "--prefetch", type=whole, default=8, metavar="N", help="batches that a trainer asks for ahead (8)"
+        "--trainers", type=whole, default=1, metavar="N", help="run N trainers, the ranks of one world (default: 1)"
     )
-    group.add_argument("--processes", type=at_least(1), metavar="N", help="processes for trainers (one a hundred)")
-    group.add_argument("--tcp", action="store_true", help="never shared memory, as if on another machine")
+    group.add_argument(
+        "--step-ms", type=positive, metavar="MS", help="mode train: sleep MS for each batch (default: 120)"
+    )
+    group.add_argument("--seconds", type=positive, default=10.0, metavar="S", help="read for S seconds (default: 10)")
+    group.add_argument(
+        "--repeats", type=whole, default=1, metavar="N", help="run the test N times and report medians (default: 1)"
+    )
+    group.add_argument(
+        "--prefetch", type=whole, default=8, metavar="N", help="ask for N batches ahead, in each trainer (default: 8)"
+    )
+    group.add_argument(
+        "--processes",
+        type=at_least(1),
+        metavar="N",
+        help="share trainers among N processes (default: one per 100 trainers)",
+    )
+    group.add_argument(
+        "--tcp", action="store_true", help="use no shared memory, as if the loaders were on another machine"
+    )
 
 
 def _add_loaders(command: argparse.ArgumentParser) -> None:
@@ -218,62 +238,77 @@ def _add_loaders(command: argparse.ArgumentParser) -> None:
         "--feed",
         type=endpoint,
         metavar="ENDPOINT",
-        help="a running job's coordinator, instead of an own job",
+        help="connect to this coordinator of a running job, instead of starting loaders",
     )
-    group.add_argument("--stream", help="the stream to read of the job at --feed (train)")
-    group.add_argument("--keys", default="", metavar="FOLDER", help="keys of the job at --feed")
+    group.add_argument("--stream", help="read this stream of the job at --feed (default: train)")
+    group.add_argument("--keys", default="", metavar="FOLDER", help="authenticate at --feed with the keys in FOLDER")
     group.add_argument(
-        "--timeout-seconds", type=positive, default=60.0, metavar="S", help="how long to wait for the job (60)"
+        "--timeout-seconds", type=positive, default=60.0, metavar="S", help="wait S seconds for the job (default: 60)"
     )
-    group.add_argument("--workers", type=at_least(1), metavar="N", help="workers of the own job (one a core)")
-    group.add_argument("--seed", type=at_least(0), metavar="N", help="seed of the own job (0)")
+    group.add_argument(
+        "--workers",
+        type=at_least(1),
+        metavar="N",
+        help="start N workers for the test's own job (default: one per core)",
+    )
+    group.add_argument(
+        "--seed", type=at_least(0), metavar="N", help="use this seed for the test's own job (default: 0)"
+    )
 
 
 def _add_outcome(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("outcome")
     group.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     group.add_argument(
-        "--report", type=Path, metavar="FOLDER", help="write report.json, report.md and report.html there"
+        "--report", type=Path, metavar="FOLDER", help="write report.json, report.md and report.html into FOLDER"
     )
-    group.add_argument("--compare", type=Path, metavar="FILE", help="an older report.json to compare with")
+    group.add_argument("--compare", type=Path, metavar="FILE", help="compare with this report.json of an older test")
     group.add_argument(
-        "--max-wait-p99-ms", type=positive, metavar="MS", help="fail if more than 1 in 100 waits is longer"
-    )
-    group.add_argument(
-        "--min-utilisation", type=share, metavar="SHARE", help="train: fail below this share, such as 0.9"
+        "--max-wait-p99-ms", type=positive, metavar="MS", help="fail if more than 1 wait in 100 is longer than MS"
     )
     group.add_argument(
-        "--min-batches-per-s", type=rate, metavar="N", help="fail below this rate, all trainers together"
+        "--min-utilisation",
+        type=share,
+        metavar="SHARE",
+        help="mode train: fail if the utilisation is below SHARE, such as 0.9",
+    )
+    group.add_argument(
+        "--min-batches-per-s",
+        type=rate,
+        metavar="N",
+        help="fail if all trainers together read fewer than N batches a second",
     )
 
 
 def _load_test(options: argparse.Namespace) -> int:
     refuse_usage(options, find_load_test_problem(options))
-    from trainer_client.load_test.command import Asked, load_test
+    from trainer_client.load_test.command import LoadTestOrder, load_test
     from trainer_client.load_test.report.figures import LoadLimits
+    from trainer_client.load_test.thin_trainer import ThinRun
 
-    limits = LoadLimits(
-        max_wait_p99_ms=options.max_wait_p99_ms,
-        min_utilisation=options.min_utilisation,
-        min_batches_per_s=options.min_batches_per_s,
-    )
     return load_test(
-        Asked(
+        LoadTestOrder(
             mode=options.mode,
-            trainers=options.trainers,
-            step_ms=options.step_ms or _STEP_MS,
-            seconds=options.seconds,
+            run=ThinRun(
+                endpoint=options.feed or "",
+                stream=options.stream or "train",
+                world=options.trainers,
+                step_s=(options.step_ms or _STEP_MS) / 1000 if options.mode == "train" else 0.0,
+                seconds=options.seconds,
+                prefetch=options.prefetch,
+                shared_memory=not options.tcp,
+                keys=options.keys,
+                connect_timeout_s=options.timeout_seconds,
+            ),
             repeats=options.repeats,
-            processes=options.processes or 0,
-            prefetch=options.prefetch,
-            tcp=options.tcp,
-            feed=options.feed or "",
-            stream=options.stream or "train",
-            keys=options.keys,
-            connect_timeout_s=options.timeout_seconds,
-            workers=options.workers or 0,
+            processes=options.processes or -(-options.trainers // _TRAINERS_A_PROCESS),
+            workers=options.workers or os.cpu_count() or 1,
             seed=options.seed or 0,
-            limits=limits,
+            limits=LoadLimits(
+                max_wait_p99_ms=options.max_wait_p99_ms,
+                min_utilisation=options.min_utilisation,
+                min_batches_per_s=options.min_batches_per_s,
+            ),
             report=options.report,
             compare=options.compare,
             as_json=options.json,

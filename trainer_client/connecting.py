@@ -16,7 +16,7 @@ from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Ranks
 from trainer_client.feed import Feed
 from trainer_client.network.receiver import ReceiverSettings, trainer_name
-from trainer_client.roles import ranks_said
+from trainer_client.roles import ranks_in_world
 from trainer_client.session.call_checks import (
     refuse_fixed_places,
     refuse_nonsense,
@@ -140,7 +140,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     elif elastic is not None:
         ranks = Ranks(rank=rank or 0, replicas=replicas, world=replicas if world is None else world)
     else:
-        ranks = ranks_said(rank, replicas, world)
+        ranks = ranks_in_world(rank, replicas, world)
     refuse_nonsense(ranks, prefetch, workers)
     settings = ReceiverSettings(
         core=CoreSettings(
@@ -160,8 +160,8 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
             lost_timeout_s=lost_timeout_s,
         ),
         endpoint=endpoint,
-        coordinator_keys=ClientKeys.read(keys, "trainer", to="coordinator") if keys else None,
-        worker_keys=ClientKeys.read(keys, "trainer", to="worker") if keys else None,
+        coordinator_keys=ClientKeys.of_trainer(keys, to="coordinator"),
+        worker_keys=ClientKeys.of_trainer(keys, to="worker"),
         connect_timeout_s=patience_s,
     )
     refuse_unsendable(attach_request(settings.core, None, None), "connect")

@@ -14,14 +14,13 @@ import json
 import os
 import threading
 import time
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import trainer_client
-from shared.command import describe_exit_codes, run_command
+from shared.commands import describe_exit_codes, run_command
 from shared.quick_import import quick_import
 
 with quick_import():
@@ -31,7 +30,8 @@ with quick_import():
     from trainer_client.training.losses import CTC, blank_after
 
 __all__ = [
-    "DigitModel", "Options", "ToldModel", "edit_distance", "feed_keys", "loss", "main", "model", "optimizer", "train",
+    "DigitModel", "ReportingModel", "edit_distance", "feed_keys", "loss", "main", "model", "optimizer",
+    "train",
 ]  # fmt: skip
 
 #: Stride of the two strided convolutions together: a frame of the outputs is 40 ms.
@@ -43,18 +43,6 @@ _INPUTS = {"audio": "audio", "audio_length": "audio_length", "tag": "tag"}
 
 #: Keys of an evaluation batch that the judge needs.
 _KEYS = ("audio", "audio_length", "text", "text_length", "weight")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Options of the command line."""
-
-    endpoint: str
-    epochs: int
-    #: No epoch begins after this time, so that slower machines end in time, with a higher error.
-    seconds: float
-    checkpoints: Path
-    events: bool
 
 
 class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
@@ -73,9 +61,9 @@ class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
     def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002 - as Keras calls it
         """Return logits `[rows, frames / 4, labels]`, blank after each row's end."""
         frames = inputs["audio_length"]
-        own = tf.sequence_mask(frames, tf.shape(inputs["audio"])[1], tf.float32)[:, :, tf.newaxis]
+        mask = tf.sequence_mask(frames, tf.shape(inputs["audio"])[1], tf.float32)[:, :, tf.newaxis]
         # Scale logarithms of energies between 1e-10 and some hundreds to about -2 to 2.
-        outputs = own * (inputs["audio"] + 8.0) / 6.0
+        outputs = mask * (inputs["audio"] + 8.0) / 6.0
         for down, norm in zip(self._down, self._norms, strict=False):
             outputs = norm(down(outputs))
         for wide, norm in zip(self._wide, self._norms[2:], strict=True):
@@ -98,7 +86,7 @@ def optimizer(rate: float = 1e-3) -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(rate, clipnorm=5.0)
 
 
-class ToldModel(DigitModel):
+class ReportingModel(DigitModel):
     """Model that reports the batches it is trained on, from within the step."""
 
     def __init__(self, tell: Any) -> None:
@@ -110,8 +98,9 @@ class ToldModel(DigitModel):
         """Run the usual step, and report its batch from within."""
         inputs, _, weight = data
         logs = super().train_step(data)
-        seen = [inputs["tag"], inputs["audio_length"], weight, tf.shape(inputs["audio"])[:2]]
-        tf.numpy_function(self._seen, seen, [], stateful=True)
+        facts = [inputs["tag"], inputs["audio_length"], weight, tf.shape(inputs["audio"])[:2]]
+        # From within, so that what is reported is what the step saw; stateful, or it would be left out as unused.
+        tf.numpy_function(self._seen, facts, [], stateful=True)
         return logs
 
     def _seen(self, tags: Any, lengths: Any, weight: Any, shape: Any) -> None:
@@ -159,8 +148,8 @@ class _Judge:
         edits = digits = 0
         for batch in self._data:
             heard = self._guess({"audio": batch["audio"], "audio_length": batch["audio_length"]}).numpy()
-            said = zip(batch["text"].numpy(), batch["text_length"].numpy(), strict=True)
-            for row, (text, length) in enumerate(said):
+            spoken = zip(batch["text"].numpy(), batch["text_length"].numpy(), strict=True)
+            for row, (text, length) in enumerate(spoken):
                 if batch["weight"][row] > 0:
                     edits += edit_distance(_collapsed(heard[row]), text[:length].tolist())
                     digits += int(length)
@@ -170,35 +159,37 @@ class _Judge:
 def _collapsed(path: np.ndarray[Any, Any]) -> list[int]:
     """Return the labels of a CTC path, without repeats and blanks."""
     first = np.concatenate([[True], path[1:] != path[:-1]])
-    labels: list[int] = path[first & (path != 0)].tolist()
-    return labels
+    return list(map(int, path[first & (path != 0)]))
 
 
-def edit_distance(heard: list[int], said: list[int]) -> int:
+def edit_distance(heard: list[int], spoken: list[int]) -> int:
     """Return the Levenshtein distance: the least number of insertions, deletions and substitutions."""
-    row = list(range(len(said) + 1))
-    for at, mine in enumerate(heard, 1):
-        before, row[0] = row[0], at
-        for place, yours in enumerate(said, 1):
-            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (mine != yours))
+    # A row of the usual table at a time; `diagonal` is the value left of and above the cell, in the row before.
+    row = list(range(len(spoken) + 1))
+    for count, heard_label in enumerate(heard, 1):
+        diagonal, row[0] = row[0], count
+        for place, label in enumerate(spoken, 1):
+            substituted = diagonal + (heard_label != label)
+            diagonal, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, substituted)
     return row[-1]
 
 
-def train(options: Options) -> None:
-    """Train until all epochs are done, or the time is up."""
+def train(options: argparse.Namespace) -> None:
+    """Train until all epochs are done, or the time is up, by the options of the command line."""
     tell = _tell_json if options.events else _tell_people
     keras.utils.set_random_seed(7)
     with (
         trainer_client.connect(options.endpoint, stream="train", rank=0) as feed,
         trainer_client.connect(options.endpoint, stream="dev", rank=0) as dev,
     ):
-        told = ToldModel(tell)
+        reporting = ReportingModel(tell)
         data = feed.dataset(**feed_keys)
-        told.compile(optimizer(), loss, jit_compile=False)
+        reporting.compile(optimizer(), loss, jit_compile=False)
         checkpoint = trainer_client.FeedCheckpoint(feed, options.checkpoints)
-        epochs = _Epochs(checkpoint, _Judge(told, dev), tell, time.monotonic() + options.seconds)
+        # No epoch begins after that time, so that slower machines end in time, with a higher error.
+        epochs = _Epochs(checkpoint, _Judge(reporting, dev), tell, time.monotonic() + options.seconds)
         tell("connected", group=feed.state()["group"])
-        told.fit(data, epochs=options.epochs, callbacks=[checkpoint, epochs], verbose=0)
+        reporting.fit(data, epochs=options.epochs, callbacks=[checkpoint, epochs], verbose=0)
         if checkpoint.times is None:
             tell("nothing", epochs=options.epochs, folder=str(options.checkpoints))
 
@@ -248,8 +239,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     if options.events:
         _end_with_parent()
-    said = {field.name: getattr(options, field.name) for field in fields(Options)}
-    train(Options(**said))
+    train(options)
     return 0
 
 
@@ -259,6 +249,7 @@ def _end_with_parent() -> None:
     def watch() -> None:
         while os.read(0, 1):  # not sys.stdin: at the end its lock would be held by this thread
             pass
+        # `sys.exit` would end this thread alone.
         os._exit(130)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -68,8 +68,9 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
         >>> sent.feed.close()
     """
     sending = Sending(job or "", stream, sent_graph(dataset).encode())
-    own = ClientKeys.read(keys, "trainer", to="coordinator") if keys else None
-    send_graph(endpoint, own, sending, connect_timeout_s)
+    sender_keys = ClientKeys.of_trainer(keys, to="coordinator")
+    # Before attaching: the coordinator lets nobody in to a stream that has no graph yet.
+    send_graph(endpoint, sender_keys, sending, connect_timeout_s)
     feed = connect(endpoint, stream=stream, job=job, keys=keys, connect_timeout_s=connect_timeout_s, **connection)
     data: Any = _restored(feed._session, dataset.element_spec)
     data.feed = feed
@@ -79,24 +80,16 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
 def _restored(session: FeedSession, spec: Any) -> tf.data.Dataset:
     """Return the data set of a feed, with the structure that the user's data set has."""
     values = values_of_element(session.spec.fields)
-    fit = _as_here if session.spec.producers == 1 else _as_it_came
+    # With several producers, a shard that ended before others gives elements without rows, so the data set's own static
+    # shape need not hold.
+    has_shapes = session.spec.producers == 1
+
+    def fit(leaf_spec: Any, leaf: Any) -> Any:
+        is_dense = isinstance(leaf_spec, tf.TensorSpec)
+        return tf.ensure_shape(leaf, leaf_spec.shape) if has_shapes and is_dense else leaf
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
     def whole(batch: Mapping[str, tf.Tensor]) -> Any:
         return tf.nest.map_structure(fit, spec, packed_element(spec, element_tensors(values, batch)))
 
     return feed_dataset.make(session, ElementStructure(map=whole))
-
-
-def _as_here(spec: Any, leaf: Any) -> Any:
-    """Return a tensor with everything that is known about its shape."""
-    return tf.ensure_shape(leaf, spec.shape) if isinstance(spec, tf.TensorSpec) else leaf
-
-
-def _as_it_came(_spec: Any, leaf: Any) -> Any:
-    """Return the leaf as it came.
-
-    With several producers, a shard that ended before others gives elements without rows, so the data set's own static
-    shape need not hold.
-    """
-    return leaf

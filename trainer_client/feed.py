@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
-    from shared.wire.layout import BucketShape
+    from shared.wire.batch_layout import BucketShape
     from trainer_client.batch import Batch
     from trainer_client.session.batch_iterator import Reading
     from trainer_client.session.feed_session import FeedSession
@@ -131,7 +131,7 @@ class Feed:
         return self._session.open()
 
     def interrupt(self, error: BaseException) -> None:
-        """Raise an error in whoever waits for a batch, now or later; may be called from any thread.
+        """Raise an error in every reader that waits for a batch, now or later; may be called from any thread.
 
         Args:
             error: The exception to raise there.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import SettingsError
+from shared.errors import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -24,11 +24,13 @@ class GivenBatches:
 
     def __init__(self, feed: Feed, convert: Callable[[Any], Any], where: str) -> None:
         replicas = feed._session.ranks.replicas
-        if replicas != 1:
-            raise SettingsError(
-                expected="a feed of one rank", got=f"one of {replicas}", where=where,
-                remedy="Leave replicas out: a process is one rank, however many devices share its batches.",
-            )  # fmt: skip
+        require(
+            replicas == 1,
+            expected="a feed of one rank",
+            got=f"one of {replicas}",
+            where=where,
+            remedy="Leave replicas out: a process is one rank, however many devices share its batches.",
+        )
         self._feed = feed
         self._convert = convert
         self._is_in_hand = False
@@ -39,6 +41,7 @@ class GivenBatches:
             batch.update({key: self._convert(array) for key, array in batch.items()})
             self._is_in_hand = True
             yield batch
+            # The loop asks for the next batch, so its step on this one is over, unless `state` has counted it already.
             self._count()
 
     def _count(self) -> None:

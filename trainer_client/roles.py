@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from shared.errors import SettingsError
+from shared.cluster_role import FLAGS, Role, has_place, role_of
+from shared.errors import require
 from shared.logs import Log
-from shared.roles import FLAGS, Role, role_of, says_a_place
 from trainer_client.core.upcoming import Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Role", "ranks_said", "role"]
+__all__ = ["Role", "ranks_in_world", "role"]
 
 
 def role(  # noqa: PLR0913 - each is a flag with a default
@@ -53,25 +53,26 @@ def role(  # noqa: PLR0913 - each is a flag with a default
         >>> place.rank, place.world, place.is_master
         (1, 2, False)
     """
-    said = (job_name, task_index, ps_hosts, worker_hosts, master_host)
-    return role_of(
-        dict(zip(FLAGS.values(), said, strict=True)), os.environ, last_worker_evaluates=last_worker_evaluates
-    )
+    flags = dict(zip(FLAGS.values(), (job_name, task_index, ps_hosts, worker_hosts, master_host), strict=True))
+    return role_of(flags, os.environ, last_worker_evaluates=last_worker_evaluates)
 
 
-def ranks_said(rank: int | None, replicas: int, world: int | None) -> Ranks:
+def ranks_in_world(rank: int | None, replicas: int, world: int | None) -> Ranks:
     """Return the ranks given to `connect`, else those of the environment's role, else rank 0 alone.
 
     Raise SettingsError if `world` contradicts the environment.
     """
-    if rank is not None or not says_a_place(os.environ):
+    if rank is not None or not has_place(os.environ):
         return Ranks(rank=rank or 0, replicas=replicas, world=replicas if world is None else world)
+    # A process that has replicas has as many ranks, and so has each process of its world.
     place = role()
     ranks = Ranks(rank=place.rank * replicas, replicas=replicas, world=place.world * replicas)
-    if world not in (None, ranks.world):
-        raise SettingsError(
-            expected=f"world={ranks.world}, as the environment says", got=f"world={world}", where="connect",
-            remedy="Leave world out; or pass rank as well, and the environment is not asked.",
-        )  # fmt: skip
+    require(
+        world in (None, ranks.world),
+        expected=f"world={ranks.world}, as the environment says",
+        got=f"world={world}",
+        where="connect",
+        remedy="Leave world out; or pass rank as well, and the environment is not asked.",
+    )
     Log("trainer").info("rank as the environment says", rank=ranks.rank, world=ranks.world, role=place.kind)
     return ranks

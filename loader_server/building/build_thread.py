@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from loader_server.building.deadline import Deadline
     from loader_server.building.read_ahead import PendingRead, Prepared, ReadAhead
     from loader_server.building.send_buffers import SendBuffers
-    from shared.wire.layout import BucketShape
+    from shared.wire.batch_layout import BucketShape
     from shared.wire.messages import Want
     from shared.wire.sealing import Sealer
 

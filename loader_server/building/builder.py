@@ -33,7 +33,7 @@ from loader_server.transforms.on_columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError
 from shared.hashing import digest64
-from shared.wire.layout import RESET, Layout, layout_of
+from shared.wire.batch_layout import RESET, Layout, layout_of
 from shared.wire.payload import round_in_place
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from loader_server.sources.batch_columns import Gathers
     from loader_server.sources.source import Source
     from loader_server.stream import Stream
-    from shared.wire.layout import BucketShape
+    from shared.wire.batch_layout import BucketShape
     from shared.wire.messages import Want
 
 __all__ = ["Builder"]

@@ -36,7 +36,7 @@ from loader_server.machine.processes import TRIAL_OFFER, end_with_parent, how_it
 from loader_server.machine.room import Room
 from loader_server.sources.blame import error_text, find_exhaustion
 from loader_server.stream import Stream
-from shared.command import allow_many_files
+from shared.commands import allow_many_files
 from shared.errors import MachineError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.hashing import fingerprint
-from shared.wire.topics.builder_messages import MOST_PARTS
+from shared.wire.topics.worker_messages import MOST_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

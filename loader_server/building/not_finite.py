@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = [
     "NOT_FINITE",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loader_server.building.read_ahead import Prepared
     from loader_server.sources.batch_columns import Gathers
     from loader_server.stream import Stream
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["Look", "PackedPlaces", "Places", "RowPlaces", "places_of"]
 

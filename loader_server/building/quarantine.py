@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import MachineError
 from shared.logs import Log
-from shared.stores.own_files import open_own
-from shared.system.closed_places import why_closed
+from shared.stores.own_files import open_own, why_closed
 
 if TYPE_CHECKING:
     from pathlib import Path

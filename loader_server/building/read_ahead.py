@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from loader_server.planning import EpochPlan, PlannedBatch
     from loader_server.sources.source import Source
-    from shared.wire.layout import BucketShape, Layout
+    from shared.wire.batch_layout import BucketShape, Layout
 
 __all__ = ["LookAhead", "PendingRead", "Prepared", "ReadAhead", "UnreadError", "unwatched"]
 

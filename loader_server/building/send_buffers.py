@@ -20,7 +20,7 @@ from shared.wire.sealing import TAG_BYTES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shared.wire.layout import Layout
+    from shared.wire.batch_layout import Layout
     from shared.wire.payload import PayloadEncoding
     from shared.wire.sealing import Sealer
 

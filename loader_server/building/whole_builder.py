@@ -15,7 +15,7 @@ from loader_server.building.builder import Builder
 from loader_server.building.not_finite import float_keys, rows_not_finite
 from loader_server.building.read_ahead import Prepared, unwatched
 from shared.hashing import digest64
-from shared.wire.layout import BucketShape, layout_of
+from shared.wire.batch_layout import BucketShape, layout_of
 from shared.wire.payload import round_in_place
 
 if TYPE_CHECKING:

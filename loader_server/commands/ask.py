@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
-from shared.command import LONGEST_WAIT_S
+from shared.commands import LONGEST_WAIT_S
 from shared.errors import LostError
 from shared.keys import ClientKeys
 from shared.sockets import connect_dealer
 from shared.system.endpoint_file import FollowedEndpoint
-from shared.system.limits import refuse_small_limits_of_client
+from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Refused
-from shared.wire.refusals import error_of
+from shared.wire.refusing import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

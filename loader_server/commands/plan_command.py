@@ -18,7 +18,7 @@ from loader_server.fleet.bundle import bundle_nbytes
 from loader_server.job_file import read_job
 from loader_server.stream import Stream
 from shared.errors import SettingsError
-from shared.settings.values import nearest
+from shared.settings.parsers import nearest
 
 if TYPE_CHECKING:
     import argparse

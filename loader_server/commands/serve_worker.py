@@ -24,7 +24,7 @@ from loader_server.job_file import read_job
 from loader_server.machine.processes import WORKER_OFFER, keep_ports_from_children, offer_once, send_facts
 from loader_server.named_objects import MissingModuleError
 from loader_server.worker.service import Worker, WorkerSettings
-from shared.command import allow_many_files
+from shared.commands import allow_many_files
 from shared.endpoints import at_any_port, check_endpoint, port_of
 from shared.errors import DataError, SettingsError, StokerError
 from shared.keys import ClientKeys, ServerKeys
@@ -32,11 +32,11 @@ from shared.logs import Log
 from shared.malloc_tuning import keep_freed_memory
 from shared.metrics.probes import Probes
 from shared.metrics.server import MetricsServer
-from shared.system.closed_places import why_closed
+from shared.stores.own_files import why_closed
 from shared.system.endpoint_file import FollowedEndpoint
 from shared.wire.codec import encode
+from shared.wire.message_parts import clipped
 from shared.wire.messages import Failing
-from shared.wire.parts import clipped
 
 if TYPE_CHECKING:
     import argparse

@@ -25,8 +25,7 @@ from loader_server.stream import open_sources, sources_of
 from loader_server.transforms.normalise import Moments, NormaliseSettings, statistics_text
 from shared.errors import DataError, SampleError, SettingsError
 from shared.settings.tables import read_table
-from shared.stores.own_files import replacing
-from shared.system.closed_places import refuse_closed
+from shared.stores.own_files import refuse_closed, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

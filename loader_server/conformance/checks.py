@@ -37,13 +37,13 @@ from loader_server.sources.chunks.cutting import rate_keys
 from loader_server.sources.source import Chunk
 from shared.errors import DataError, SettingsError, StokerError
 from shared.settings.tables import read_table
-from shared.wire.layout import BucketShape, fields_of_batch, layout_of
+from shared.wire.batch_layout import BucketShape, fields_of_batch, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from loader_server.sources.batch_columns import Column
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["CHECKS", "CheckResult", "check_source"]
 

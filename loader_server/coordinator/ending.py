@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.coordinator.events import Send
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.parts import RoundPlace
+from shared.wire.message_parts import RoundPlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

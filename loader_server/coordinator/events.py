@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shared.bad_limit import BadLimit
     from shared.errors import SettingsError
     from shared.wire import messages as m
-    from shared.wire.parts import WireField, WireShape
+    from shared.wire.message_parts import WireField, WireShape
 
 __all__ = [
     "Advanced",

@@ -18,7 +18,7 @@ from loader_server.machine.graph_files import write_synced
 from loader_server.stream import Stream
 from shared.errors import DataError, StokerError
 from shared.logs import Log
-from shared.pipelines.sent_graph import digest_of_graph
+from shared.pipelines.element_values import digest_of_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable

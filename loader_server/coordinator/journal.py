@@ -55,7 +55,7 @@ from loader_server.leases.lease_book import (
 from shared.errors import DataError
 from shared.hashing import digest64
 from shared.logs import Log
-from shared.system.closed_places import CLOSED_REMEDY, why_closed
+from shared.stores.own_files import CLOSED_REMEDY, why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.endpoints import is_connectable, leads_elsewhere
-from shared.wire.parts import clipped
-from shared.wire.refusals import not_attached, refused
+from shared.wire.message_parts import clipped
+from shared.wire.refusing import not_attached, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from loader_server.coordinator.events import StreamView
     from shared.errors import SettingsError
     from shared.wire import messages as m
-    from shared.wire.parts import Cursor, EpochDone
+    from shared.wire.message_parts import Cursor, EpochDone
 
 __all__ = [
     "another_cursor",

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loader_server.coordinator.events import Instruction, RunGraph, Send, Warn
-from shared.pipelines.sent_graph import MOST_BYTES, digest_of_graph
+from shared.pipelines.element_values import MOST_BYTES, digest_of_graph
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.refusals import refused
+from shared.wire.refusing import refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

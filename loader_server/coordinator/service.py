@@ -48,17 +48,17 @@ from loader_server.fleet.giving import Giving
 from loader_server.machine.doors import Doors
 from loader_server.stream import Stream
 from shared.errors import DataError, ProtocolError
-from shared.fairness.aftermath import Aftermath
-from shared.fairness.patience import Patience
+from shared.fairness.budget import Patience
 from shared.fairness.unread import UnreadAnswers
 from shared.guard import Guard
 from shared.logs import Log
-from shared.metrics.job_targets import job_targets
+from shared.malloc_tuning import Aftermath
 from shared.metrics.probes import LOOP_S, CoordinatorView, Probes, dead, unready_coordinator
+from shared.metrics.scrape_targets import job_targets
 from shared.sockets import Waker, bind_router, read_waiting
 from shared.wire import messages as m
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
-from shared.wire.permissions import TO_COORDINATOR
+from shared.wire.refusing import TO_COORDINATOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -61,14 +61,14 @@ from loader_server.coordinator.workers import Workers
 from loader_server.leases.lease_book import BookAdvanced, LeaseFact
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.lease_work import VERIFY
-from shared.wire.refusals import not_attached
+from shared.wire.refusing import not_attached
+from shared.wire.topics.work_messages import VERIFY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from loader_server.coordinator.streams.stream_trainers import AttachedReader
-    from shared.wire.parts import Cursor
+    from shared.wire.message_parts import Cursor
 
 __all__ = ["CoordinatorState"]
 

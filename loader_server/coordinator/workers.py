@@ -15,7 +15,7 @@ from typing import Any
 
 from shared.endpoints import scrape_address
 from shared.wire import messages as m
-from shared.wire.parts import WorkerAddress
+from shared.wire.message_parts import WorkerAddress
 
 __all__ = ["RegisteredWorker", "Workers"]
 

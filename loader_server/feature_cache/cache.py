@@ -15,7 +15,7 @@ import numpy as np
 
 from loader_server.feature_cache.store import SampleStore
 from shared.logs import Log
-from shared.system.closed_places import CLOSED
+from shared.stores.own_files import CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

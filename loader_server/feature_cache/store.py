@@ -26,8 +26,7 @@ from shared.errors import MachineError
 from shared.logs import Log
 from shared.stores.eviction import evict, last_use_ns
 from shared.stores.locks import lock, locked
-from shared.stores.own_files import open_own, refuse_linked_folder
-from shared.system.closed_places import CLOSED
+from shared.stores.own_files import CLOSED, open_own, refuse_linked_folder
 from shared.system.system_errors import OUT_OF_ROOM
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from loader_server.transforms.find import named_files
 from shared.errors import StokerError
 from shared.logs import Log
 from shared.wire import messages as m
-from shared.wire.parts import BUNDLE_PIECE_BYTES
+from shared.wire.message_parts import BUNDLE_PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -23,7 +23,7 @@ from loader_server.fleet.host_folder import bundles_in_use, lock
 from shared.errors import DataError, MachineError
 from shared.logs import Log
 from shared.stores.own_files import open_own
-from shared.wire.parts import BUNDLE_PIECE_BYTES
+from shared.wire.message_parts import BUNDLE_PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from loader_server.fleet.manifest import GRAPHS, INDEX, BundleFile, Manifest, sha256
 from shared.errors import DataError
 from shared.wire import messages as m
-from shared.wire.parts import BUNDLE_PIECE_BYTES
+from shared.wire.message_parts import BUNDLE_PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.wire.parts import BUNDLE_PIECE_BYTES
+from shared.wire.message_parts import BUNDLE_PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,12 +26,11 @@ from shared.errors import DataError, LostError, ProtocolError, SettingsError
 from shared.keys import ClientKeys
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
-from shared.stores.own_files import replacing
-from shared.system.closed_places import refuse_closed
+from shared.stores.own_files import refuse_closed, replacing
 from shared.system.endpoint_file import FollowedEndpoint
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from shared.wire.refusals import error_of
+from shared.wire.refusing import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from shared.errors import DataError
-from shared.wire.parts import BUNDLE_PIECE_BYTES, MOST_MANIFEST_BYTES
+from shared.wire.message_parts import BUNDLE_PIECE_BYTES, MOST_MANIFEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

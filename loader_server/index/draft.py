@@ -35,6 +35,7 @@ from loader_server.index.probe import refuse_other_fields
 from shared.errors import DataError, StokerError
 from shared.stores.locks import has_name, lock
 from shared.stores.own_files import open_own, replacing, sync_folder
+from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from loader_server.index.folder import Meta
     from loader_server.index.probe import Probed
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["Draft", "DraftJournal", "locked", "open_draft"]
 

@@ -18,8 +18,8 @@ from loader_server.sources.sample_limits import LARGEST_SAMPLE, OVER_LARGEST
 from loader_server.sources.source import Indexed
 from shared.errors import DataError
 from shared.hashing import fingerprint
-from shared.settings.values import settings_that_count
-from shared.wire.layout import Field
+from shared.settings.parsers import settings_that_count
+from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from loader_server.sources.files.presence import MissingFiles
     from loader_server.sources.row_filter import RowFilter
     from loader_server.transforms.chain import Chain
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["JoinedSource", "OpenedSource", "SourceSet"]
 

@@ -29,7 +29,7 @@ from loader_server.sources.source import Indexed, Source
 from shared.bad_limit import counted_reasons
 from shared.errors import DataError
 from shared.hashing import fingerprint
-from shared.settings.values import settings_that_count
+from shared.settings.parsers import settings_that_count
 from shared.system.system_errors import OUT_OF_ROOM, system_error
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from loader_server.sources.source import Inventory
     from loader_server.transforms.chain import Chain
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["Index", "IndexReport", "IndexRequest", "make_index", "open_index", "unchanged_index"]
 

@@ -23,7 +23,7 @@ from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.sources.sample_limits import OVER_LARGEST, look_twice, size_texts
 from loader_server.sources.source import BadRow, Found, Indexed
 from shared.errors import DataError, SampleError, StokerError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

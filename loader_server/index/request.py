@@ -20,7 +20,7 @@ from loader_server.sources.sample_limits import LARGEST_SAMPLE
 from loader_server.transforms.characters import LetterCounter, LetterCounts, counting_step
 from shared.bad_limit import NO_LIMIT, BadLimit
 from shared.errors import DataError
-from shared.settings.values import settings_that_count
+from shared.settings.parsers import settings_that_count
 from shared.stores.own_files import replacing
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 
 from loader_server.leases.lease_book import NumberDone, StatesForgotten, StatesSummed, TableForgotten
 from loader_server.leases.lease_table import LeaseTable
-from shared.wire.parts import PIECE_BYTES, DoneSet, EpochDone, MetricSums
+from shared.wire.message_parts import PIECE_BYTES, DoneSet, EpochDone, MetricSums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from loader_server.leases.lease_book import LeaseBook, LeaseFact
     from loader_server.leases.lease_table import LeaseSettings
     from loader_server.leases.lease_trainer import LeaseTrainer
+    from shared.wire.message_parts import Lease, MetricStates
     from shared.wire.messages import Leases, Outcomes
-    from shared.wire.parts import Lease, MetricStates
 
 __all__ = ["EvaluationTable", "Evaluations", "is_evaluation"]
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.wire.parts import BookMark
+from shared.wire.message_parts import BookMark
 
 if TYPE_CHECKING:
     from collections.abc import Callable

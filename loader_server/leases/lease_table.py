@@ -26,9 +26,9 @@ from loader_server.leases.epoch_leases import EpochLeases, OutNumber
 from loader_server.leases.lease_book import EpochClosed, EpochOpened, LeaseFact, NumberDone, NumberOut, TableRewound
 from loader_server.leases.lease_trainer import Key, LeaseTrainer, Pace
 from loader_server.leases.table_counts import NO_REASON, TOOK_TOO_LONG, TableCounts, TableNews
-from shared.wire.lease_work import MOST_LEASES
+from shared.wire.message_parts import DoneSet, EpochDone, Lease
 from shared.wire.messages import Leases, Outcomes
-from shared.wire.parts import DoneSet, EpochDone, Lease
+from shared.wire.topics.work_messages import MOST_LEASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

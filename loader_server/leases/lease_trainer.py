@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.wire.parts import Lease
+    from shared.wire.message_parts import Lease
 
 __all__ = ["Key", "LeaseTrainer", "Pace"]
 

@@ -16,7 +16,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from shared.command import LONGEST_WAIT_S
+from shared.commands import LONGEST_WAIT_S
 from shared.errors import LostError, SettingsError, StokerError
 
 if TYPE_CHECKING:

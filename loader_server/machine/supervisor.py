@@ -34,7 +34,7 @@ from loader_server.machine.served_job import (
 )
 from loader_server.machine.worker_shares import Demand, Shares, divide
 from loader_server.sharing.shelf import make_shelf
-from shared.command import LONGEST_WAIT_S
+from shared.commands import LONGEST_WAIT_S
 from shared.errors import MachineError, RefusedError, StokerError
 from shared.logs import Log
 from shared.metrics.scrape_targets import remove_dead_targets

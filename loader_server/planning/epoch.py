@@ -17,7 +17,7 @@ from loader_server.planning.tally import bucket_of
 from loader_server.planning.windows.lanes import in_lanes
 from loader_server.planning.windows.packing import in_rows
 from loader_server.planning.windows.window import Candidates, Filling, WindowPlan, in_buckets, in_sequence
-from shared.wire.layout import BucketShape
+from shared.wire.batch_layout import BucketShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ from loader_server.planning.tally import tally_lengths
 from loader_server.planning.windows.fill import groups_needed
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
-from shared.wire.layout import BucketShape
+from shared.wire.batch_layout import BucketShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

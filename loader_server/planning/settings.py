@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shared.errors import SettingsError
-from shared.settings.values import Amount, amount, choice, flag, setting, whole
+from shared.settings.parsers import Amount, amount, choice, flag, setting, whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ from __future__ import annotations
 from loader_server.sources.files.file_facts import FileFacts, changed
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.errors import DataError, ReadError, SampleError, SettingsError
-from shared.settings.values import (
+from shared.settings.parsers import (
     amount,
     by_key,
     byte_count,
@@ -22,7 +22,7 @@ from shared.settings.values import (
     texts,
     whole,
 )
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 __all__ = [
     "BadRow",

@@ -30,8 +30,8 @@ from loader_server.sources.blame import error_text, undecoded
 from loader_server.sources.sample_limits import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.errors import DataError, SampleError, SettingsError, StokerError
-from shared.settings.values import setting, text, texts
-from shared.wire.layout import DTYPES, Field
+from shared.settings.parsers import setting, text, texts
+from shared.wire.batch_layout import DTYPES, Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

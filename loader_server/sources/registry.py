@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.named_objects import import_named
 from loader_server.sources.source import OfJob, Source
 from shared.errors import SettingsError
-from shared.settings.values import nearest
+from shared.settings.parsers import nearest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import SettingsError
-from shared.settings.values import nearest
+from shared.settings.parsers import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

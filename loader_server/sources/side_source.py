@@ -17,8 +17,8 @@ from loader_server.sources.registry import SourceSpec, dotted_name, source_class
 from loader_server.sources.source import Indexed
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
+from shared.settings.parsers import setting, text
 from shared.settings.tables import read_tables
-from shared.settings.values import setting, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,8 +24,7 @@ from loader_server.sources.files.presence import IndexedFiles
 from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.sample_limits import LARGEST_SAMPLE
-from shared.errors import StokerError
-from shared.shortened import shortened
+from shared.errors import StokerError, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from loader_server.sources.batch_columns import Columns
     from loader_server.sources.pipeline.base_samples import BaseSamples
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = [
     "SEGMENT_SAMPLES",
@@ -170,7 +169,7 @@ class Source:
     `name` if samples have names; and it overrides any other method that it can do better.
     """
 
-    #: Its settings: a frozen dataclass whose fields are declared with `shared.settings.values.setting`.
+    #: Its settings: a frozen dataclass whose fields are declared with `shared.settings.parsers.setting`.
     Settings: ClassVar[type[Any]]
     #: Rows that a process probes at a time: some tens of milliseconds of work.
     piece_rows: ClassVar[int] = 256

@@ -18,8 +18,8 @@ import numpy as np
 from loader_server.sources.batch_columns import write_padded
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.hashing import hashed, key_of
-from shared.settings.values import choice, number, setting, whole
-from shared.wire.layout import Field
+from shared.settings.parsers import choice, number, setting, whole
+from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shared.wire.layout import BucketShape, Field
+    from shared.wire.batch_layout import BucketShape, Field
 
 __all__ = ["WholeSource"]
 

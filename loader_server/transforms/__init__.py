@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from loader_server.transforms.declare import Outputs, transform
 from shared.errors import SampleError, SettingsError
-from shared.settings.values import (
+from shared.settings.parsers import (
     Amount,
     amount,
     by_key,

@@ -26,7 +26,7 @@ from loader_server.transforms.generators import generator_for
 from loader_server.transforms.on_columns import OfColumns, column_of
 from shared.errors import ReadError, SampleError, SettingsError, StokerError
 from shared.hashing import fingerprint
-from shared.wire.layout import DTYPES, Field
+from shared.wire.batch_layout import DTYPES, Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from loader_server.sources.batch_columns import Columns
     from loader_server.transforms.declare import LengthRule, Lengths
     from loader_server.transforms.find import NamedTransform
-    from shared.settings.values import Table
+    from shared.settings.parsers import Table
 
 __all__ = ["BYTES_VERSION", "Chain"]
 

@@ -42,8 +42,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import SettingsError
-from shared.settings.placing import placing
-from shared.wire.layout import DTYPES, Field
+from shared.settings.tables import placing
+from shared.wire.batch_layout import DTYPES, Field
 
 __all__ = [
     "BUILT_INS",

@@ -28,16 +28,15 @@ from loader_server.transforms.named_files import content_of_settings, names_in, 
 from shared.errors import SettingsError, StokerError
 from shared.extras import how_to_get
 from shared.hashing import fingerprint
-from shared.settings.placing import placing
-from shared.settings.tables import read_table
-from shared.settings.values import nearest
+from shared.settings.parsers import nearest
+from shared.settings.tables import placing, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
     from loader_server.own_code import OwnCode
     from loader_server.transforms.declare import Declaration, Transform
-    from shared.settings.values import Table
+    from shared.settings.parsers import Table
 
 __all__ = ["NamedTransform", "built_ins", "find_transforms", "settings_of_built_ins", "table_names"]
 

@@ -15,7 +15,7 @@ import xxhash
 
 from loader_server.sources.side_source import SideSource
 from shared.errors import SettingsError
-from shared.settings.values import FileName
+from shared.settings.parsers import FileName
 
 if TYPE_CHECKING:
     from collections.abc import Callable

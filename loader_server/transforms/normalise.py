@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from loader_server.transforms import SettingsError, file, flag, setting, text, transform
 from loader_server.transforms.declare import built_in
 from loader_server.transforms.on_columns import OfColumns, listed
-from shared.settings.values import FileName
+from shared.settings.parsers import FileName
 
 if TYPE_CHECKING:
     from loader_server.sources.batch_columns import Columns

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.batch_columns import Column, Columns
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["ColumnsOfBatch", "OfColumns", "column_of", "listed"]
 

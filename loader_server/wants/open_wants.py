@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from loader_server.wants.sessions import Sessions
+    from shared.wire.message_parts import Ticket
     from shared.wire.messages import Want
-    from shared.wire.parts import Ticket
 
 __all__ = ["OpenWants"]
 

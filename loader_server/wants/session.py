@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.building.build_thread import Build
+    from shared.wire.message_parts import Ticket
     from shared.wire.messages import Hello, Want
-    from shared.wire.parts import Ticket
 
 __all__ = ["MOST_SESSIONS", "Session"]
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from loader_server.wants.tickets import Tickets
+    from shared.wire.message_parts import Ticket
     from shared.wire.messages import Hello
-    from shared.wire.parts import Ticket
 
 __all__ = ["Sessions", "TrainerSession"]
 

@@ -12,7 +12,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.wire.parts import Ticket
+    from shared.wire.message_parts import Ticket
 
 __all__ = ["MOST_OPEN", "MOST_SLOTS", "Tickets", "Verdict"]
 

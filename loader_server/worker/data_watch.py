@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shared.logs import Log
 from shared.wire import messages as m
-from shared.wire.parts import clipped
+from shared.wire.message_parts import clipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ from loader_server.fleet.fetching import GraphFetching
 from loader_server.machine.graph_files import write_graph
 from shared.errors import DataError, StokerError
 from shared.logs import Log
-from shared.system.closed_places import why_closed
+from shared.stores.own_files import why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -21,12 +21,12 @@ from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Verdict
 from loader_server.worker.epoch_counts import EpochCounts, EpochQuestion
 from shared.errors import MachineError, ProtocolError, StokerError
-from shared.fairness.patience import Patience
+from shared.fairness.budget import Patience
 from shared.wire import messages as m
+from shared.wire.batch_layout import layout_of
 from shared.wire.codec import VersionError, decode, encode_refusal
-from shared.wire.layout import layout_of
-from shared.wire.parts import WireShape, clipped
-from shared.wire.refusals import refused, unbuilt
+from shared.wire.message_parts import WireShape, clipped
+from shared.wire.refusing import refused, unbuilt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping

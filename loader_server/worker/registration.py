@@ -26,8 +26,8 @@ from shared.sockets import connect_dealer, read_waiting, send_if_up
 from shared.system.endpoint_file import FollowedEndpoint
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from shared.wire.parts import clipped
-from shared.wire.refusals import error_of
+from shared.wire.message_parts import clipped
+from shared.wire.refusing import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

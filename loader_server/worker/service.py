@@ -44,17 +44,17 @@ from loader_server.worker.registration import Registration
 from loader_server.worker.restart_watch import RestartWatch, builder_on_disk
 from loader_server.worker.sender import Sender
 from shared.endpoints import advertised
-from shared.fairness.aftermath import Aftermath
 from shared.fairness.budget import Budget
 from shared.guard import Guard
 from shared.logs import Log
+from shared.malloc_tuning import Aftermath
 from shared.memory import boot_id
 from shared.metrics.probes import LOOP_S, Probes, WorkerView, dead, unready_worker
 from shared.silence import GONE_AFTER
 from shared.sockets import MOST_WAITING, Waker, read_waiting
 from shared.wire import messages as m
 from shared.wire.payload import require_library
-from shared.wire.permissions import TO_WORKER
+from shared.wire.refusing import TO_WORKER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

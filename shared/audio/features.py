@@ -1,16 +1,22 @@
-"""Settings of features for job files and for layers: `logmel`, `spec_augment`.
+"""Settings of features for job files and for layers (`logmel`, `spec_augment`), and the frames that they ask for.
 
-Rules: pure; one declaration for both sides, so that a table of a job file can be passed to a layer unchanged.
+Rules: pure; one declaration for both sides, so that a table of a job file can be passed to a layer unchanged; settings
+that leave no frame or no band are refused.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from shared.audio.conventions import NAMED
-from shared.settings.values import choice, duration_s, number, setting, whole
+from shared.errors import require
+from shared.settings.parsers import choice, duration_s, number, setting, whole
 
-__all__ = ["LogMelSettings", "MelSettings", "StripeSettings"]
+if TYPE_CHECKING:
+    from shared.audio.conventions import Convention
+
+__all__ = ["LogMelSettings", "MelFrames", "MelSettings", "StripeSettings", "mel_frames"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +54,40 @@ class StripeSettings:
         "what to put there: the sample's mean, or zeros for normalised features",
         default="mean",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MelFrames:
+    """Frame layout, in samples: a frame every `hop` samples, each of `window` samples zero-padded to `fft`.
+
+    The first frame begins `margin` samples before the audio, and the last may end that many after it. Bands lie between
+    `edges_hz`.
+    """
+
+    window: int
+    hop: int
+    fft: int
+    margin: int
+    edges_hz: tuple[float, float]
+
+
+def mel_frames(settings: MelSettings, convention: Convention) -> MelFrames:
+    """Return the frame layout that settings ask for; raise SettingsError if they allow no frame or no band."""
+    window, hop = round(settings.window * settings.rate), round(settings.hop * settings.rate)
+    low_hz, high_hz = settings.low_hz, settings.high_hz or settings.rate / 2
+    require(
+        window >= 2 and hop >= 1,
+        expected=f"a window of at least 2 samples and a hop of at least 1 at {settings.rate} Hz",
+        got=f"{window} and {hop}",
+        where="window and hop",
+        remedy='Write for instance window = "25 ms" and hop = "10 ms".',
+    )
+    require(
+        low_hz < high_hz <= settings.rate / 2,
+        expected=f"low_hz < high_hz <= {settings.rate / 2:g}, half the rate",
+        got=f"low_hz = {low_hz:g} and high_hz = {high_hz:g}",
+        where="low_hz and high_hz",
+        remedy="Lower them, or raise the rate.",
+    )
+    fft = 1 << (window - 1).bit_length() if convention.power_of_two else window  # the next power of two, or itself
+    return MelFrames(window, hop, fft, window // 2 if convention.padding else 0, (low_hz, high_hz))

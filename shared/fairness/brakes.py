@@ -24,7 +24,7 @@ import socket
 import struct
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 __all__ = ["Brakes", "drop_packets", "let_packets_in", "too_fast"]
+
+_T = TypeVar("_T")
 
 #: Bytes that all connections together may have sent and we not taken in; one alone may take half. Small messages need
 #: some four times as much memory.
@@ -114,7 +116,7 @@ class Brakes:
         self._last: dict[int, tuple[float, float]] = {}
         #: The connection resumed last, the bytes it had received then, and until when the others wait for it.
         self._freed = -1
-        self._had: float | None = None
+        self._freed_bytes: float | None = None
         self._wait_until_s = 0.0
 
     def note_useless(self, frame: zmq.Frame) -> None:
@@ -158,8 +160,8 @@ class Brakes:
         A descriptor that has received less than before belongs to a new connection, so its old one has ended too.
         """
         for fd in [fd for fd, nbytes in self._received.items() if received.get(fd, -1.0) < nbytes]:
-            for known in (self._before, self._stopped, self._inodes, self._last):
-                known.pop(fd, None)
+            for table in (self._before, self._stopped, self._inodes, self._last):
+                table.pop(fd, None)
 
     def _stop(self, fd: int, now_s: float) -> None:
         """Stop a connection, twice as long as the last time if that is recent."""
@@ -169,6 +171,7 @@ class Brakes:
         at_s, pause_s = self._last.get(fd, (-_FORGET_S, 0.0))
         pause_s = min(2 * pause_s, _LONGEST_STOP_S) if now_s - at_s < _FORGET_S else _FIRST_STOP_S
         self._last[fd], self._stopped[fd] = (now_s, pause_s), now_s + pause_s
+        # libzmq may close the descriptor at any moment, and the next connection get its number: it would pay for this.
         self._inodes[fd] = _inode(fd)
         _with_socket(fd, drop_packets)
 
@@ -178,30 +181,32 @@ class Brakes:
         if fd < 0 or now_s < self._stopped[fd] + (_LONGEST_STOP_S if is_behind else 0.0):
             return
         # One at a time: wait while nothing has come from the connection resumed last, or shortly after a hang-up.
-        if now_s < self._wait_until_s and (self._freed < 0 or _received(self._freed) == self._had):
+        if now_s < self._wait_until_s and (self._freed < 0 or _received(self._freed) == self._freed_bytes):
             return
         del self._stopped[fd]
         if self._inodes.pop(fd) != _inode(fd):  # it has ended, and the descriptor was reused
             return
+        # Its client has given up and reconnected by then; of that this side hears nothing through its packet filter.
         if now_s >= self._last[fd][0] + _GIVEN_UP_S:
-            self._freed, self._had, self._wait_until_s = -1, None, now_s + _BETWEEN_S
+            self._freed, self._freed_bytes, self._wait_until_s = -1, None, now_s + _BETWEEN_S
             _with_socket(fd, _hang_up)
         else:
-            self._freed, self._had, self._wait_until_s = fd, _received(fd), now_s + _SILENCE_S
+            self._freed, self._freed_bytes, self._wait_until_s = fd, _received(fd), now_s + _SILENCE_S
             _with_socket(fd, let_packets_in)
 
 
-def _with_socket(fd: int, do: Callable[[socket.socket], object]) -> None:
-    """Call `do` with a socket object for a descriptor of libzmq; ignore OSError, because libzmq may have closed it.
+def _with_socket(fd: int, do: Callable[[socket.socket], _T]) -> _T | None:
+    """Return what `do` returns for a socket object of libzmq's descriptor; None if libzmq has closed it.
 
     The object is detached afterwards: closing it would close libzmq's own descriptor.
     """
     with contextlib.suppress(OSError):
         opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
         try:
-            do(opened)
+            return do(opened)
         finally:
             opened.detach()
+    return None
 
 
 def _inode(fd: int) -> int:
@@ -219,12 +224,11 @@ def _hang_up(opened: socket.socket) -> None:
 
 def _received(fd: int) -> float | None:
     """Return the bytes that a connection has received, or None if it is closed or the kernel does not tell."""
-    found: list[float] = []
+    info = _with_socket(fd, _tcp_info)
+    if info is None or len(info) != _BYTES_RECEIVED.size:  # an older kernel fills in less than was asked for
+        return None
+    return float(_BYTES_RECEIVED.unpack(info)[0])
 
-    def look(opened: socket.socket) -> None:
-        told = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-        if len(told) == _BYTES_RECEIVED.size:
-            found.append(float(_BYTES_RECEIVED.unpack(told)[0]))
 
-    _with_socket(fd, look)
-    return found[0] if found else None
+def _tcp_info(opened: socket.socket) -> bytes:
+    return opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)

@@ -34,11 +34,53 @@ _UNREAD_BYTES = 8 * 2**20
 _MOST_UNREAD = 16
 
 
-class UnreadAnswers:
+class _MarkedAnswers:
+    """Sender on a ROUTER with marks: frames that libzmq may still be sending, each with the amount it stands for."""
+
+    def __init__(self, router: zmq.Socket[bytes]) -> None:
+        self._router = router
+        self._open: list[tuple[zmq.MessageTracker, bytes, int]] = []
+
+    def is_behind(self) -> bool:
+        """Return whether libzmq still holds something that is counted."""
+        return bool(self._open)
+
+    def _send_marked(self, identity: bytes, frames: Sequence[bytes], amount: int) -> bool:
+        """Send a message; return False if the peer is not connected.
+
+        Unless `amount` is 0 the last frame is tracked as a mark of this amount.
+        """
+        try:
+            send_now(self._router, [identity, *(frames[:-1] if amount else frames)], more=bool(amount))
+        except zmq.ZMQError:  # EHOSTUNREACH: it hung up, or is not connected yet
+            return False
+        # A ROUTER finds the peer by the first frame, so the frames after it cannot fail because the peer is gone.
+        if amount:
+            # Only frames that are not copied can be tracked, and pyzmq copies small ones by default.
+            mark = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
+            tracker = self._router.send(mark, zmq.DONTWAIT, copy=False, track=True)
+            assert tracker is not None
+            self._open.append((tracker, identity, amount))
+        return True
+
+    def _take_finished(self) -> list[tuple[bytes, int]]:
+        """Return and forget the identities and amounts of the marks that libzmq has finished with."""
+        marks, self._open = self._open, []
+        finished = []
+        for mark in marks:  # ask each only once: a mark that is finished between two questions would be lost
+            tracker, identity, amount = mark
+            if tracker.done:
+                finished.append((identity, amount))
+            else:
+                self._open.append(mark)
+        return finished
+
+
+class UnreadAnswers(_MarkedAnswers):
     """Sender of answers on a ROUTER that counts unread bytes."""
 
     def __init__(self, router: zmq.Socket[bytes]) -> None:
-        self._marks = _Marks(router)
+        super().__init__(router)
         self._unread: Budget[bytes] = Budget(_UNREAD_BYTES)
         #: Whether every answer gets a mark, so that a process that ends can wait until all are sent. Lingering does
         #: not help: of answers after which the socket was closed at once, 11 of 40 never came.
@@ -66,7 +108,7 @@ class UnreadAnswers:
         """Send one message of these frames; return False if the peer is not connected."""
         unmarked = self._unmarked.get(identity, 0) + sum(map(len, frames))
         is_marked = self.marks_all or unmarked >= MARK_BYTES
-        if not self._marks.send(identity, frames, unmarked if is_marked else 0):
+        if not self._send_marked(identity, frames, unmarked if is_marked else 0):
             self._unmarked.pop(identity, None)
             return False
         if is_marked:
@@ -76,12 +118,8 @@ class UnreadAnswers:
 
     def take_back(self) -> None:
         """Subtract the bytes that libzmq has finished sending."""
-        for identity, nbytes in self._marks.take_finished():
+        for identity, nbytes in self._take_finished():
             self._unread.give_back(identity, nbytes)
-
-    def is_behind(self) -> bool:
-        """Return whether libzmq still holds something that is counted."""
-        return bool(self._marks)
 
     def forget(self, identity: bytes) -> None:
         """Forget the unmarked bytes of a connection that is over; its counted bytes stay until libzmq frees them."""
@@ -95,11 +133,11 @@ class UnreadAnswers:
         self._unmarked.clear()
 
 
-class UnreadMessages:
+class UnreadMessages(_MarkedAnswers):
     """Sender of possibly large answers on a ROUTER, to peers that wait for one before they ask for the next."""
 
     def __init__(self, router: zmq.Socket[bytes]) -> None:
-        self._marks = _Marks(router)
+        super().__init__(router)
         self._unread: Counter[bytes] = Counter()
 
     def reads(self, identity: bytes) -> bool:
@@ -108,57 +146,12 @@ class UnreadMessages:
 
     def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
         """Send one message of these frames, with a mark in any case; return False if the peer is not connected."""
-        is_there = self._marks.send(identity, frames, 1)
-        self._unread[identity] += is_there
-        return is_there
+        is_connected = self._send_marked(identity, frames, 1)
+        self._unread[identity] += is_connected
+        return is_connected
 
     def take_back(self) -> None:
         """Subtract the messages that libzmq has finished sending."""
-        for identity, count in self._marks.take_finished():
+        for identity, count in self._take_finished():
             self._unread[identity] -= count
-        self._unread = +self._unread  # which leaves zeros out
-
-    def is_behind(self) -> bool:
-        """Return whether libzmq still holds a message."""
-        return bool(self._marks)
-
-
-class _Marks:
-    """Frames that libzmq may still be sending, each with the amount it stands for."""
-
-    def __init__(self, router: zmq.Socket[bytes]) -> None:
-        self._router = router
-        self._open: list[tuple[zmq.MessageTracker, bytes, int]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._open)
-
-    def send(self, identity: bytes, frames: Sequence[bytes], amount: int) -> bool:
-        """Send a message; return False if the peer is not connected.
-
-        Unless `amount` is 0 the last frame is tracked as a mark for that amount.
-        """
-        try:
-            send_now(self._router, [identity, *(frames[:-1] if amount else frames)], more=bool(amount))
-        except zmq.ZMQError:  # EHOSTUNREACH: it hung up, or is not connected yet
-            return False
-        # A ROUTER finds the peer by the first frame, so the frames after it cannot fail for that reason.
-        if amount:
-            # Only frames that are not copied can be tracked, and pyzmq copies small ones unless told not to.
-            mark = zmq.Frame(frames[-1], track=True, copy=False, copy_threshold=0)
-            tracker = self._router.send(mark, zmq.DONTWAIT, copy=False, track=True)
-            assert tracker is not None
-            self._open.append((tracker, identity, amount))
-        return True
-
-    def take_finished(self) -> list[tuple[bytes, int]]:
-        """Return and forget the identities and amounts of the marks that libzmq has finished with."""
-        marks, self._open = self._open, []
-        finished = []
-        for mark in marks:  # ask each only once: a mark that is finished between two questions would be lost
-            tracker, identity, amount = mark
-            if tracker.done:
-                finished.append((identity, amount))
-            else:
-                self._open.append(mark)
-        return finished
+        self._unread = +self._unread  # which leaves zeros out: connections come and go

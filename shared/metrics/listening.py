@@ -7,12 +7,11 @@ may be read openly; probes name nothing of the job, so they need neither.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared.endpoints import is_connectable, is_loopback
-from shared.errors import SettingsError
+from shared.endpoints import is_connectable, is_everywhere, is_loopback
+from shared.errors import SettingsError, require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +53,7 @@ class Listening:
     @property
     def local_host(self) -> str:
         """Return the host at which processes of this machine reach it."""
-        if not _is_everywhere(self.host):
+        if not is_everywhere(self.host):
             return self.host
         return "::1" if ":" in self.host else _LOOPBACK
 
@@ -67,42 +66,35 @@ def listening_of(
     `port` is used if `listen` names none. Raise SettingsError if `listen` or the token is malformed, or if anybody
     could read metrics from another machine.
     """
-    host, said_port = _split(listen, words) if listen else (_LOOPBACK, None)
+    host, own_port = _split(listen, words) if listen else (_LOOPBACK, None)
     token = _read_token(token_file, words) if token_file is not None else ""
-    if not token and not insecure and not is_loopback(f"tcp://{bracketed(host)}:0"):
-        raise SettingsError(
-            expected="a token, or a loopback address such as 127.0.0.1:9100",
-            got=f"{listen} without one: anyone who reaches it could read the metrics",
-            where=words.listen,
-            remedy=f"Write a secret into a file and name it with {words.file} FILE, or write {words.insecure}.",
-        )
-    return Listening(host=host, port=port if said_port is None else said_port, token=token)
+    # Names of jobs, streams and hosts are in the metrics: nobody may read them from elsewhere by accident.
+    require(
+        token != "" or insecure or is_loopback(f"tcp://{bracketed(host)}:0"),
+        expected="a token, or a loopback address such as 127.0.0.1:9100",
+        got=f"{listen} without one: anyone who reaches it could read the metrics",
+        where=words.listen,
+        remedy=f"Write a secret into a file and name it with {words.file} FILE, or write {words.insecure}.",
+    )
+    return Listening(host=host, port=port if own_port is None else own_port, token=token)
 
 
 def _split(listen: str, words: ListeningWords) -> tuple[str, int | None]:
     """Return host and port (None: not given) of `HOST` or `HOST:PORT`; raise SettingsError if it is neither."""
     host, colon, port = listen.rpartition(":")
-    if not colon or listen.endswith("]"):
+    if not colon or listen.endswith("]"):  # an IPv6 address in brackets holds colons, and names no port
         host, port = listen, ""
     plain = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    is_host = is_connectable(f"tcp://{host}:1") or _is_everywhere(plain)
+    is_host = is_connectable(f"tcp://{host}:1") or is_everywhere(plain)
     is_port = port.isascii() and port.isdigit() and int(port[:6]) <= 65535 if port else not listen.endswith(":")
-    if not is_host or not is_port:
-        raise SettingsError(
-            expected="a host, or a host and a port, such as 0.0.0.0:9100",
-            got=repr(listen),
-            where=words.listen,
-            remedy="Write HOST:PORT; 0.0.0.0 is all addresses of this machine, and port 0 any free one.",
-        )
+    require(
+        is_host and is_port,
+        expected="a host, or a host and a port, such as 0.0.0.0:9100",
+        got=repr(listen),
+        where=words.listen,
+        remedy="Write HOST:PORT; 0.0.0.0 is all addresses of this machine, and port 0 any free one.",
+    )
     return plain, int(port) if port else None
-
-
-def _is_everywhere(host: str) -> bool:
-    """Return whether a host is the address that stands for all addresses of the machine."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
 
 
 def bracketed(host: str) -> str:

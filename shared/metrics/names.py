@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from shared.wire.declared import Role
+    from shared.wire.message_parts import Role
 
 __all__ = ["GARBAGE", "METRICS", "WAIT_BOUNDS_S", "Declarations", "Kind", "Metric"]
 

@@ -81,18 +81,21 @@ class WorkerView:
 
 def unready_worker(worker: WorkerView, now_s: float) -> str:
     """Return the reason for sending a worker no trainer, or "" if it serves."""
-    if worker.is_draining:
-        return "draining"
-    if now_s - worker.turned_s > LOOP_S:
-        return "loop"
-    if not worker.has_data:
-        return "no_data"
-    if worker.is_refused:
-        return "refused"
-    if not worker.was_registered:
-        return "starting"
     is_silent = now_s - worker.heard_s > worker.heartbeat_timeout_s
-    return "coordinator" if is_silent or not worker.is_registered else ""
+    # In this order: a worker that drains is meant to end, and one whose loop hangs knows nothing of the rest.
+    return _first_reason(
+        draining=worker.is_draining,
+        loop=now_s - worker.turned_s > LOOP_S,
+        no_data=not worker.has_data,
+        refused=worker.is_refused,
+        starting=not worker.was_registered,
+        coordinator=is_silent or not worker.is_registered,
+    )
+
+
+def _first_reason(**reasons: bool) -> str:
+    """Return the first reason that holds, or "" if none does."""
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +112,9 @@ class CoordinatorView:
 
 def unready_coordinator(coordinator: CoordinatorView, now_s: float) -> str:
     """Return the reason why a coordinator is not to be relied on, or "" if it serves."""
-    if coordinator.is_stopping:
-        return "draining"
-    if now_s - coordinator.turned_s > LOOP_S:
-        return "loop"
-    return "journal" if coordinator.facts_waiting or coordinator.is_journal_lost else ""
+    return _first_reason(
+        draining=coordinator.is_stopping,
+        loop=now_s - coordinator.turned_s > LOOP_S,
+        # Facts that are not in the journal are lost if the coordinator is killed now.
+        journal=coordinator.facts_waiting > 0 or coordinator.is_journal_lost,
+    )

@@ -1,4 +1,4 @@
-"""Target files that tell Prometheus where processes serve metrics: one per process, for file discovery.
+"""Targets that tell Prometheus where processes serve metrics: by HTTP for a job, and by files, one per process.
 
 Rules: a file appears and changes atomically; its name is made of role and name, so that a process that was killed and
 restarted takes over its file; a process that ends in good order removes it. A living process holds a lock on its file,
@@ -13,15 +13,43 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from shared.metrics.job_targets import instance_of
+from shared.endpoints import is_loopback
 from shared.stores.locks import has_name, lock
 from shared.stores.own_files import draft_of, open_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+    from typing import Any
 
-__all__ = ["TargetFile", "remove_dead_targets"]
+__all__ = ["TargetFile", "instance_of", "job_targets", "remove_dead_targets"]
+
+
+def instance_of(labels: Mapping[str, str]) -> str:
+    """Return a process's instance name, the same wherever it serves: its role, and its name if it has one."""
+    # A name, not the address: series continue when a process comes back on another port.
+    return "-".join(value for key, value in labels.items() if key != "job")
+
+
+def job_targets(report: Mapping[str, Any], host: str, port: int) -> list[dict[str, Any]]:
+    """Return the scrape targets of a job, for HTTP service discovery: its coordinator and its workers.
+
+    `host` and `port` are where the coordinator was asked. A worker is left out if its address is a loopback one and the
+    coordinator was not asked over loopback, because the scraper could not reach it.
+    """
+    is_local = is_loopback(f"tcp://{host}:{port}")
+    targets = [_target(f"{host}:{port}", {"job": report["job"], "role": "coordinator"})]
+    for worker in report["workers"]:
+        address = worker["metrics"]
+        if address.startswith(":"):  # on the coordinator's machine, at all of its addresses
+            address = host + address
+        if address and (is_local or not is_loopback(f"tcp://{address}")):
+            targets.append(_target(address, {"job": report["job"], "role": "worker", "worker": worker["name"]}))
+    return targets
+
+
+def _target(address: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    return {"targets": [address], "labels": {"instance": instance_of(labels), **labels}}
 
 
 class TargetFile:
@@ -29,15 +57,13 @@ class TargetFile:
 
     def __init__(self, folder: Path, address: str, labels: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        name = instance_of(labels)
-        plain = re.sub(r"[^\w.-]", "_", name)
+        plain = re.sub(r"[^\w.-]", "_", instance_of(labels))
         self._path = folder / f"{plain}.json"
         draft = draft_of(self._path)  # no .json: discovery ignores it
         self._file = open_own(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        # Locked before it gets its name, or another process could take a file just written for a dead one's.
         lock(self._file, wait=True)
-        # The instance is a name, not the address: series continue when a process comes back on another port.
-        content = [{"targets": [address], "labels": {"instance": name, **labels}}]
-        os.write(self._file, (json.dumps(content, indent=2) + "\n").encode())
+        os.write(self._file, (json.dumps([_target(address, labels)], indent=2) + "\n").encode())
         draft.replace(self._path)
 
     def close(self) -> None:

@@ -2,10 +2,10 @@
 
 Rules: `samples` is called in the server's thread, so it reads plain numbers and complete snapshots, and changes
 nothing. `/metrics` has the metrics, `/targets` those of other processes' addresses, `/healthz` and `/readyz` the
-answers of `probes`, and no other path has anything. Probes are open to whoever reaches the port; the others are not if
-`Listening` has a token. A client that holds a connection delays nobody else (see `connections`). What a process exposes
-is declared in `names`; a sample of anything else is a defect. prometheus_client adds its own `process_…` metrics: CPU
-seconds, memory, start time.
+answers of `probes`, and no other path has anything. Probes are open to anyone who reaches the port; the others are not
+if `Listening` has a token. A client that holds a connection delays nobody else (see `bounded_connections`). What a
+process exposes is declared in `names`; a sample of anything else is a defect. prometheus_client adds its own
+`process_…` metrics: CPU seconds, memory, start time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -25,11 +26,10 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
-from typing_extensions import Self
 
 from shared.errors import SettingsError
 from shared.logs import Log
-from shared.metrics.connections import BoundedConnections
+from shared.metrics.bounded_connections import BoundedConnections
 from shared.metrics.listening import Listening, bracketed
 from shared.metrics.names import WAIT_BOUNDS_S
 from shared.metrics.scrape_targets import TargetFile
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MetricSamples", "MetricsServer", "Spread", "Values"]
 
-#: Most connections at a time; `connections` decides which one makes room for another.
+#: Most connections at a time; `bounded_connections` decides which one makes room for another.
 _MOST_AT_ONCE = 8
 
 #: Pause when no descriptor is left to accept with: the connection stays pending, so the thread would spin.
@@ -77,12 +77,12 @@ class MetricSamples:
     values: Values
 
     @classmethod
-    def one(cls, metric: Metric, value: float, *labels: str) -> MetricSamples:
+    def single(cls, metric: Metric, value: float, *labels: str) -> MetricSamples:
         """Return the samples of a metric that has one value."""
         return cls(metric, {labels: value})
 
 
-class MetricsServer:
+class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
     """Small HTTP server in a thread of its own, which runs until `close`.
 
     `labels` name the process: job, role and, for a worker or trainer, its own name. With `targets_folder` it writes its
@@ -136,18 +136,16 @@ class MetricsServer:
         if self._target_file is not None:
             self._target_file.close()
         self._closing = True
+        # A connection of our own: the thread waits for the next one, and sees the flag only then.
         with contextlib.suppress(OSError):  # wakes the thread from `handle_request`; fails only if it has ended
             socket.create_connection((self._local_host, self._server.server_port), timeout_s).close()
-        self._thread.join(timeout_s)
+        self._thread.join(timeout_s)  # before the socket goes, whose number could be another file's by then
         self._server.server_close()
 
     def _serve(self) -> None:
         while not self._closing:
             self._server.timeout = self._server.connections.end_overdue(time.monotonic())
             self._server.handle_request()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -164,7 +162,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def __init__(self, host: str, port: int) -> None:
         self.connections = BoundedConnections(_MOST_AT_ONCE)
-        if ":" in host:
+        if ":" in host:  # only an IPv6 address holds colons, and the class is made for IPv4
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
 
@@ -203,41 +201,35 @@ class _Server(ThreadingMixIn, WSGIServer):
 class _App:
     """WSGI application that answers a request by its path."""
 
-    def __init__(
-        self,
-        listening: Listening,
-        port: int,
-        metrics: WSGIApplication,
-        probes: Probes | None,
-    ) -> None:
+    def __init__(self, listening: Listening, port: int, metrics: WSGIApplication, probes: Probes | None) -> None:
         self._listening = listening
-        self._port = port
-        self._metrics = metrics
-        self._probes = probes
-        self._targets = probes.targets if probes is not None else None
+        #: What answers a path: for those who show the token, and for anyone.
+        self._protected: dict[str, Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]]] = {"/metrics": metrics}
+        self._open: dict[str, Callable[[float], str]] = {}
+        if probes is not None:
+            self._open = {"/healthz": probes.is_dead, "/readyz": probes.is_unready}
+            if probes.targets is not None:
+                self._protected["/targets"] = partial(_list_targets, probes.targets, port)
 
     def __call__(self, request: WSGIEnvironment, begin: StartResponse) -> Iterable[bytes]:
         path = request.get("PATH_INFO", "")
-        if path == "/metrics" or (self._targets is not None and path == "/targets"):
+        if path in self._protected:
             if not self._listening.admits(request.get("HTTP_AUTHORIZATION", "")):
                 return _say(begin, "401 Unauthorized", "show the token", ("WWW-Authenticate", "Bearer"))
-            return self._metrics(request, begin) if path == "/metrics" else self._list_targets(request, begin)
-        if self._probes is not None and path == "/healthz":
-            return _answer(begin, self._probes.is_dead(time.monotonic()))
-        if self._probes is not None and path == "/readyz":
-            return _answer(begin, self._probes.is_unready(time.monotonic()))
+            return self._protected[path](request, begin)
+        if path in self._open:
+            reason = self._open[path](time.monotonic())
+            return _say(begin, "503 Service Unavailable", reason) if reason else _say(begin, "200 OK", "ok")
         return _say(begin, "404 Not Found", "there is nothing here")
 
-    def _list_targets(self, request: WSGIEnvironment, begin: StartResponse) -> Iterable[bytes]:
-        assert self._targets is not None
-        targets = self._targets(bracketed(request[_OWN_HOST]), self._port)
-        begin("200 OK", [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
-        return [json.dumps(targets).encode()]
 
-
-def _answer(begin: StartResponse, reason: str) -> Iterable[bytes]:
-    """Answer 503 with the reason, or 200 if there is none."""
-    return _say(begin, "503 Service Unavailable", reason) if reason else _say(begin, "200 OK", "ok")
+def _list_targets(
+    targets: Callable[[str, int], list[dict[str, Any]]], port: int, request: WSGIEnvironment, begin: StartResponse
+) -> Iterable[bytes]:
+    # Under the host that was asked: a process that listens at all addresses does not know which of them others reach.
+    listed = targets(bracketed(request[_OWN_HOST]), port)
+    begin("200 OK", [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
+    return [json.dumps(listed).encode()]
 
 
 def _say(begin: StartResponse, status: str, text: str, *more: tuple[str, str]) -> Iterable[bytes]:
@@ -258,7 +250,7 @@ class _Handler(WSGIRequestHandler):
         """Return the request's environment, with the host that it came to."""
         return super().get_environ() | {_OWN_HOST: self.connection.getsockname()[0]}
 
-    def log_message(self, *_said: object) -> None:
+    def log_message(self, *_arguments: object) -> None:
         """Log nothing: scrapes come every few seconds."""
 
 
@@ -277,26 +269,22 @@ class _Collector(Collector):
             yield _family(samples)
 
 
+#: prometheus_client's families by the kind of a metric.
+_FAMILIES: dict[str, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+_BOUNDS = [*map(floatToGoString, WAIT_BOUNDS_S), "+Inf"]
+
+
 def _family(samples: MetricSamples) -> Family:
-    """Return the samples of a metric as prometheus_client's family."""
+    """Return the samples of a metric as prometheus_client's family; the buckets of a histogram are cumulative."""
     metric = samples.metric
-    if metric.kind == "histogram":
-        return _histogram(samples)
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = kind(metric.name, metric.help_text, labels=metric.labels)
+    family = _FAMILIES[metric.kind](metric.name, metric.help_text, labels=metric.labels)
     for labels, value in samples.values.items():
-        assert not isinstance(value, Spread)
-        family.add_metric(labels, value)
-    return family
-
-
-def _histogram(samples: MetricSamples) -> Family:
-    """Return a histogram as prometheus_client's family, whose buckets are cumulative."""
-    metric = samples.metric
-    family = HistogramMetricFamily(metric.name, metric.help_text, labels=metric.labels)
-    bounds = [*map(floatToGoString, WAIT_BOUNDS_S), "+Inf"]
-    for labels, value in samples.values.items():
-        assert isinstance(value, Spread)
-        below = itertools.accumulate(value.counts)
-        family.add_metric(labels, list(zip(bounds, below, strict=True)), value.total)
-    return family
+        if isinstance(value, Spread):
+            family.add_metric(labels, list(zip(_BOUNDS, itertools.accumulate(value.counts), strict=True)), value.total)
+        else:
+            family.add_metric(labels, value)
+    return family  # type: ignore[no-any-return] # of one of the three classes above

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import SettingsError
+from shared.errors import SettingsError, require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import tensorflow as tf
 
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["PipelineContext", "build_pipeline", "default_pipeline", "samples_dataset", "unfit", "with_plain_keys"]
 
@@ -26,10 +26,6 @@ __all__ = ["PipelineContext", "build_pipeline", "default_pipeline", "samples_dat
 _MAX_ROWS = 32
 #: First part of RETURNN's name for the length of an axis: "size:key:axis".
 _SIZE = "size"
-
-
-def _nothing() -> Iterator[Any]:
-    return iter(())
 
 
 class PipelineContext:
@@ -102,25 +98,26 @@ def build_pipeline(function: Callable[[Any], Any], context: PipelineContext, whe
 
     Raise SettingsError unless it called the marker exactly once and returned a `tf.data.Dataset`.
     """
-    made = function(context)
-    if context.marked != 1:
-        raise SettingsError(
-            expected="one call of context.map_producer_to_consumer(dataset)",
-            got=f"{context.marked} calls",
-            where=where,
-            remedy="What is above it runs in workers, what is below in trainers: call it once.",
-        )
-    if not hasattr(made, "element_spec"):
-        raise SettingsError(
-            expected="a tf.data.Dataset to be returned",
-            got=f"a {type(made).__name__}",
-            where=where,
-            remedy="Return what trainers are to iterate over.",
-        )
-    return made
+    dataset = function(context)
+    # Without the call workers would run nothing, and after two it would be open which data set trainers get.
+    require(
+        context.marked == 1,
+        expected="one call of context.map_producer_to_consumer(dataset)",
+        got=f"{context.marked} calls",
+        where=where,
+        remedy="What is above it runs in workers, what is below in trainers: call it once.",
+    )
+    require(
+        hasattr(dataset, "element_spec"),
+        expected="a tf.data.Dataset to be returned",
+        got=f"a {type(dataset).__name__}",
+        where=where,
+        remedy="Return what trainers are to iterate over.",
+    )
+    return dataset
 
 
-def samples_dataset(fields: Sequence[Field], samples: Callable[[], Iterator[Any]] = _nothing) -> tf.data.Dataset:
+def samples_dataset(fields: Sequence[Field], samples: Callable[[], Iterable[Any]] = tuple) -> tf.data.Dataset:
     """Return a data set of samples with these fields, which calls `samples` at each iteration; empty without fields."""
     import tensorflow as tf  # only where pipelines are built
 

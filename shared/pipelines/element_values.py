@@ -5,7 +5,11 @@ to the last that varies are flattened into one: `tokens` [32, any, 80] crosses a
 `tokens:shape`, three numbers. A value of fixed shape crosses as it is. The fields on the wire describe the element
 completely.
 
-Rules: pure; knows no TensorFlow. Keys of elements have no colon.
+A data set that a trainer sends is the values of an element and a TensorFlow graph, as bytes; equal bytes are the same
+data.
+
+Rules: pure; knows no TensorFlow, and no Python objects cross; a reader survives any bytes. Keys of elements have no
+colon.
 """
 
 from __future__ import annotations
@@ -14,25 +18,32 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgpack
 import numpy as np
 
+from shared.errors import DataError
 from shared.hashing import fingerprint
-from shared.wire.layout import Field
+from shared.wire.batch_layout import DTYPES, Field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
 __all__ = [
+    "MOST_BYTES",
     "ElementValue",
+    "SentGraph",
     "digest_of",
+    "digest_of_graph",
     "element_of",
     "fields_of_element",
     "flat_values",
     "values_of_element",
-    "values_on_wire",
 ]
+
+#: Largest graph, with the lookup tables inside it; larger tables have to be read from files.
+MOST_BYTES = 64 * 2**20
 
 _VALUES, _SHAPE = ":values", ":shape"
 
@@ -79,6 +90,7 @@ def _value(field: Field, known: Mapping[str, Field]) -> ElementValue:
     """Return the value that a field of values carries; its rank comes from the field of its shape."""
     key = field.key.removesuffix(_VALUES)
     shape = field.shape
+    # Several axes may have become one, and only the length of the shape's field tells how many.
     if field.padded:
         (rank,) = known[key + _SHAPE].shape
         shape = (*(None for _ in range((rank or 0) - len(shape) + 1)), *shape[1:])
@@ -104,7 +116,7 @@ def flat_values(
 def element_of(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the element that a batch of the plain iterator carries; an empty place of its shard has no rows."""
     element = {}
-    for key in values_on_wire(batch):
+    for key in [name.removesuffix(_VALUES) for name in batch if name.endswith(_VALUES)]:
         values, shape = batch[key + _VALUES][0], batch.get(key + _SHAPE)
         if shape is not None:  # only the varying axes: in an empty batch the sizes are all zeros, even of fixed axes
             values = values.reshape(*shape[0][: len(shape[0]) - values.ndim + 1], *values.shape[1:])
@@ -112,13 +124,51 @@ def element_of(batch: Mapping[str, Any]) -> dict[str, Any]:
     return element
 
 
-def values_on_wire(keys: Iterable[str]) -> Sequence[str]:
-    """Return the keys of the element that crosses under these keys."""
-    return [key.removesuffix(_VALUES) for key in keys if key.endswith(_VALUES)]
-
-
 def digest_of(flat: Mapping[str, NDArray[np.generic]]) -> int:
     """Return a hash of an element: positive, and small enough for a column of an index."""
     parts = (part for key in sorted(flat) for part in (f"{key} {flat[key].shape}", flat[key].tobytes()))
     # 15 hexadecimal digits are 60 bits, below the sign bit of an int64.
     return int(fingerprint(*parts)[:15], 16) or 1
+
+
+# --- a data set that a trainer sends ---
+
+
+@dataclass(frozen=True, slots=True)
+class SentGraph:
+    """Serialized GraphDef (`graph`) whose elements are dicts of `values`."""
+
+    values: tuple[ElementValue, ...]
+    graph: bytes
+
+    def encode(self) -> bytes:
+        """Return values and graph as bytes."""
+        described = [[value.key, value.dtype, value.shape] for value in self.values]
+        return msgpack.packb([described, self.graph])  # type: ignore[no-any-return] # bytes
+
+    @staticmethod
+    def decode(content: bytes, where: str) -> SentGraph:
+        """Return what `encode` wrote; raise DataError for any other bytes."""
+        try:
+            described, graph = msgpack.unpackb(content)
+            values = tuple(_described(*facts) for facts in described)
+        except Exception as error:  # bytes that are none raise many kinds of errors
+            raise DataError(
+                expected="a graph as a trainer sends it",
+                got=type(error).__name__,
+                where=where,
+                remedy="Remove it; the next trainer_client.distribute sends it anew.",
+            ) from None
+        return SentGraph(values, bytes(graph))
+
+
+def _described(key: str, dtype: str, shape: list[int | None]) -> ElementValue:
+    """Return a value of the element; raise ValueError if it is not one."""
+    if not isinstance(key, str) or dtype not in DTYPES or not all(size is None or size >= 0 for size in shape):
+        raise ValueError
+    return ElementValue(key, dtype, tuple(shape))
+
+
+def digest_of_graph(content: bytes) -> str:
+    """Return the fingerprint that names this content."""
+    return fingerprint(content)

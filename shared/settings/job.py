@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shared.bad_limit import BadLimit
-from shared.errors import SettingsError
-from shared.settings.tables import read_table
-from shared.settings.values import (
+from shared.errors import SettingsError, require
+from shared.settings.parsers import (
     BadValue,
     Table,
     bad_limit,
@@ -30,6 +29,7 @@ from shared.settings.values import (
     timeout_s,
     whole,
 )
+from shared.settings.tables import read_table
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 
 if TYPE_CHECKING:
@@ -195,28 +195,32 @@ def parse_job(toml: str, where: str) -> Job:
     document = _document(toml, where)
     for key in document:
         if key not in ("job", "streams"):
-            near = nearest(key, ("job", "streams"))
             raise SettingsError(
-                expected=f"the tables [job] and [streams.<name>]{near}",
+                expected="the tables [job] and [streams.<name>]" + nearest(key, ("job", "streams")),
                 got=f"[{key}]",
                 where=where,
                 remedy="Rename it.",
             )
     job, streams = document.get("job", {}), document.get("streams", {})
-    if not isinstance(job, dict):
-        raise SettingsError(
-            expected="the table [job]", got=f"job = {job!r}", where=where, remedy='Write [job] and below it name = "…".'
-        )
-    if not streams or not isinstance(streams, dict) or not all(isinstance(table, dict) for table in streams.values()):
-        raise SettingsError(
-            expected="at least one table [streams.<name>]",
-            got=repr(streams) if streams else "none",
-            where=where,
-            remedy="Add [streams.train].",
-        )
+    require(
+        isinstance(job, dict),
+        expected="the table [job]",
+        got=f"job = {job!r}",
+        where=where,
+        remedy='Write [job] and below it name = "…".',
+    )
+    require(
+        isinstance(streams, dict) and streams != {} and all(isinstance(table, dict) for table in streams.values()),
+        expected="at least one table [streams.<name>]",
+        got=repr(streams) if streams else "none",
+        where=where,
+        remedy="Add [streams.train].",
+    )
     _check_names(streams, where)
-    settings = read_table(JobSettings, job, f"{where}, [job]")
-    return Job(settings=settings, streams={name: _resolved(name, streams, where) for name in streams})
+    return Job(
+        settings=read_table(JobSettings, job, f"{where}, [job]"),
+        streams={name: _resolved(name, streams, where) for name in streams},
+    )
 
 
 def _document(toml: str, where: str) -> dict[str, Any]:
@@ -229,8 +233,9 @@ def _document(toml: str, where: str) -> dict[str, Any]:
             expected=bad.expected, got=bad.got, where=where, remedy="No setting takes that: mend the file."
         ) from None
     except (ValueError, RecursionError) as error:  # also of a number of very many digits, and of very many brackets
-        got = _wrong_syntax(error)
-        raise SettingsError(expected="a TOML file", got=got, where=where, remedy="Mend the syntax.") from None
+        raise SettingsError(
+            expected="a TOML file", got=_wrong_syntax(error), where=where, remedy="Mend the syntax."
+        ) from None
     return document
 
 
@@ -260,20 +265,23 @@ def _check_names(streams: Mapping[str, Table], where: str) -> None:
 
 
 def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
-    """Return the stream's own table laid over the one it is `like`; sub-tables are merged key by key."""
+    """Return the stream's own table laid over the one it is `like`; sub-tables are merged key by key.
+
+    Raise SettingsError if that is no other stream of the job, or one that is like another itself.
+    """
     own = streams[name]
     model = own.get("like")
     if model is None:
         return own
     if not isinstance(model, str) or model not in streams or "like" in streams[model] or model == name:
         others = ", ".join(f'"{other}"' for other in streams if other != name and "like" not in streams[other])
-        place = f"{where}, [streams.{name}], like"
         raise SettingsError(
             expected=f"the name of a stream that is not like another ({others})",
             got=repr(model),
-            where=place,
+            where=f"{where}, [streams.{name}], like",
             remedy="Name one of these.",
         )
+    # A stream that is like another is usually the one that judges it: for evaluation, unless a table sets it.
     merged: dict[str, Any] = {"evaluation": True}
     for table in (_inherited(streams[model], own), own):  # later ones take precedence
         for key, value in table.items():
@@ -293,6 +301,7 @@ def _inherited(model: Table, own: Table) -> Table:
     The other form of sources is left out, and so are tables of transforms that the stream does not have.
     """
     other_form = "sources" if "source" in own else "source" if "sources" in own else ""
+    # Such a table would be an unknown setting of a stream without that transform.
     gone = _transform_tables(model) - _transform_tables({**model, **own})
     return {
         key: value
@@ -308,8 +317,8 @@ def _transform_tables(stream: Table) -> set[str]:
     return {part for name in known for part in (name, name.rpartition(":")[2])}
 
 
-def _is_curriculum(said: object) -> bool:
+def _is_curriculum(value: object) -> bool:
     """Return whether a value is a table with an entry for each of some epochs."""
-    if not isinstance(said, dict) or not said:
+    if not isinstance(value, dict) or not value:
         return False
-    return all(epoch.isascii() and epoch.isdecimal() and len(epoch) < 10 for epoch in said)
+    return all(epoch.isascii() and epoch.isdecimal() and len(epoch) < 10 for epoch in value)

@@ -1,25 +1,42 @@
 """Reading of tables of settings into frozen dataclasses.
 
-Unknown keys are refused, and the error suggests the nearest known one. Pure.
+Unknown keys are refused, and the error suggests the nearest known one. Each caller that knows a place adds it by
+`placing`, so that an error names the whole path from the job file on, even from code that does not know its own place,
+such as a user's transform. Pure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.errors import SettingsError
-from shared.settings.values import BadValue, Table, nearest
+from shared.settings.parsers import BadValue, Table, nearest
 
-__all__ = ["read_table", "read_tables"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["placing", "read_table", "read_tables"]
 
 _T = TypeVar("_T")
 
 
+@contextlib.contextmanager
+def placing(where: str) -> Iterator[None]:
+    """Prefix `where` to the place of SettingsErrors from the block, unless they have it already."""
+    try:
+        yield
+    except SettingsError as error:
+        # Blocks nest, and an inner one may have named the whole place already: naming it twice would hide the setting.
+        is_placed = error.where.startswith(where)
+        place = error.where if is_placed else f"{where}, {error.where}" if error.where else where
+        raise SettingsError(expected=error.expected, got=error.got, where=place, remedy=error.remedy) from None
+
+
 def read_table(kind: type[_T], table: Table, where: str) -> _T:
     """Return a dataclass of settings read from a table; raise SettingsError for unknown, missing or bad settings."""
-    one: _T = read_tables((kind,), table, where)[0]
-    return one
+    return read_tables((kind,), table, where)[0]  # type: ignore[no-any-return] # of this kind
 
 
 def read_tables(
@@ -29,14 +46,14 @@ def read_tables(
 
     `also_known` are keys that others read. Raise SettingsError for unknown, missing and invalid settings.
     """
-    known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    known = {field.name for kind in kinds for field in dataclasses.fields(kind)}.union(also_known)
     for key in table:
-        if key not in known and key not in also_known:
+        if key not in known:
             raise SettingsError(
-                expected="a known setting" + nearest(key, (*sorted(known), *also_known)),
+                expected="a known setting" + nearest(key, sorted(known)),
                 got=f'"{key}"',
                 where=where,
-                remedy="Known here: " + ", ".join(sorted((*known, *also_known))) + ".",
+                remedy="Known here: " + ", ".join(sorted(known)) + ".",
             )
     return tuple(_read(kind, table, where) for kind in kinds)
 
@@ -60,7 +77,8 @@ def _read(kind: type[_T], table: Table, where: str) -> _T:
 def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
     """Return a setting as its parser has it; raise SettingsError with the setting's place if it refuses the value."""
     try:
-        return field.metadata["parse"](value)
+        with placing(where):  # for a parser that knows the remedy, and only the place within the setting
+            return field.metadata["parse"](value)
     except BadValue as bad:
         raise SettingsError(
             expected=bad.expected,
@@ -68,6 +86,3 @@ def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
             where=f"{where}, {field.name}",
             remedy=f"It means: {field.metadata['help']}.",
         ) from None
-    except SettingsError as bad:  # of a parser that knows the remedy, and only the place within the setting
-        place = f"{where}, {bad.where}" if bad.where else where
-        raise SettingsError(expected=bad.expected, got=bad.got, where=place, remedy=bad.remedy) from None

@@ -2,7 +2,7 @@
 
 Rules: a link, pipe or device in the place of such a file is refused, never followed: it could direct our data into
 somebody else's file. A file that appears whole is written as a draft first, under a name that nobody can guess, and
-renamed.
+renamed. A folder that this user may not write to is refused before anything is made in it; looking makes nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,62 @@ import secrets
 import stat
 from typing import TYPE_CHECKING
 
-from shared.errors import MachineError
+from shared.errors import MachineError, require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from typing import IO
 
-__all__ = ["draft_of", "open_own", "refuse_linked_folder", "replacing", "sync_folder"]
+__all__ = [
+    "CLOSED", "CLOSED_REMEDY", "draft_of", "open_own", "refuse_closed", "refuse_linked_folder", "replacing",
+    "sync_folder", "why_closed",
+]  # fmt: skip
+
+#: Error numbers of a place that may not be written to.
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+#: What is in the place of a file, by the error of opening it: a pipe only if nobody reads it.
+_IN_THE_WAY = {errno.ELOOP: "a link", errno.ENXIO: "a pipe"}
+
+CLOSED_REMEDY = "Let this user write there (chown, chmod, a mount that is not read-only), or name another place."
+
+
+def why_closed(place: Path) -> str:
+    """Return the reason why a file or folder can be neither written nor made, or "" if it can."""
+    try:
+        existing = place.absolute()
+        # What does not exist yet can be made if its nearest existing folder may be written to.
+        while not os.path.lexists(existing) and existing != existing.parent:
+            existing = existing.parent
+        rights = os.W_OK | os.X_OK if existing.is_dir() else os.W_OK
+        # The kernel is asked, not the mode: capabilities and read-only mounts count as well. Some network file systems
+        # know better only when something is written.
+        if os.access(existing, rights, effective_ids=True):
+            return ""
+        status = existing.stat()
+        if os.statvfs(existing).f_flag & os.ST_RDONLY:
+            return f"{existing}, which is on a read-only file system"
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+    return f"{existing} of user {status.st_uid} with mode {status.st_mode & 0o7777:o}"
+
+
+def refuse_closed(folder: Path, *, where: str) -> None:
+    """Raise a SettingsError if a folder can be neither written to nor made.
+
+    Args:
+        folder: The folder, which need not exist yet.
+        where: Where it was named, such as a setting or an option.
+    """
+    reason = why_closed(folder)
+    require(
+        not reason,
+        expected=f"a folder that user {os.geteuid()} may write to",
+        got=reason,
+        where=where,
+        remedy=CLOSED_REMEDY,
+    )
 
 
 def open_own(path: Path | str, flags: int, mode: int = 0o644) -> int:
@@ -33,9 +81,9 @@ def open_own(path: Path | str, flags: int, mode: int = 0o644) -> int:
     try:
         number = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
-            raise _planted(path, "a link" if error.errno == errno.ELOOP else "a pipe") from None
-        raise
+        if error.errno not in _IN_THE_WAY:
+            raise
+        raise _planted(path, _IN_THE_WAY[error.errno]) from None
     # A hard link is a second name of a file elsewhere, which O_NOFOLLOW does not notice.
     status = os.fstat(number)
     if stat.S_ISREG(status.st_mode) and status.st_nlink < 2:

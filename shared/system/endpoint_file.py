@@ -1,9 +1,10 @@
 """A coordinator's endpoint file: the coordinator writes its address there, and others follow it when it moves.
 
 Rules: the file holds one endpoint and a newline, and changes atomically; any other content counts as no address.
-Whoever can write the file can lead workers and trainers to a coordinator of their own: with keys that coordinator would
-still have to prove itself, without them such a file is refused. A file without an address (yet) is waited for, as an
-unanswering coordinator is. The file is read again only while the coordinator is silent, because a file system may hang.
+Anyone who can write the file can lead workers and trainers to a coordinator of their own: with keys that coordinator
+would still have to prove itself, without them such a file is refused. A file without an address (yet) is waited for, as
+an unanswering coordinator is. The file is read again only while the coordinator is silent, because a file system may
+hang.
 """
 
 from __future__ import annotations
@@ -92,10 +93,12 @@ class FollowedEndpoint:
         self.look()
         return self.address != connected
 
-    def _note(self, problem: str, why: str) -> None:
+    def _note(self, problem: str, reason: str) -> None:
         """Remember why the file gave no address; log a new reason once if the last address stays in use."""
         if problem != self.problem and self.address:
-            Log("endpoint").warning("the last address that the file said counts", file=self._file, reason=why)
+            Log("endpoint").warning(
+                "endpoint file cannot be used: its last address stays valid", file=self._file, reason=reason
+            )
         self.problem = problem
 
 
@@ -124,13 +127,12 @@ def _read(file: Path, *, encrypted: bool) -> str:
 
 def _refuse_others(file: Path, status: os.stat_result) -> None:
     """Raise SettingsError if others than this user and root may write the file or replace it in its folder."""
-    folder = file.parent.stat()
-    for path, found in ((file, status), (file.parent, folder)):
+    for path, state in ((file, status), (file.parent, file.parent.stat())):
         # In a sticky folder, such as /tmp, others may add files but not replace this one.
-        is_sticky_folder = stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX)
-        if found.st_uid not in (0, os.geteuid()):
-            raise _unsafe(file, f"{path}, which belongs to user {found.st_uid}", "run as that user")
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky_folder:
+        is_sticky_folder = stat.S_ISDIR(state.st_mode) and bool(state.st_mode & stat.S_ISVTX)
+        if state.st_uid not in (0, os.geteuid()):
+            raise _unsafe(file, f"{path}, which belongs to user {state.st_uid}", "run as that user")
+        if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky_folder:
             raise _unsafe(file, f"{path}, which others may write", f"chmod go-w {path}")
 
 

@@ -12,19 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.wire.layout import DTYPES
+from shared.wire.batch_layout import DTYPES
 
 __all__ = [
     "Blob",
     "Boolean",
     "Check",
+    "Choice",
     "Dtype",
     "FixedList",
     "Integer",
     "Many",
     "Maybe",
     "Number",
-    "OneOf",
     "OutOfBounds",
     "Rate",
     "Record",
@@ -48,6 +48,7 @@ class Integer:
     maximum: int
 
     def __call__(self, value: object) -> int:
+        # The exact type, here and below: True is an int too, and a bool in place of a number is a peer's mistake.
         if type(value) is not int or not self.minimum <= value <= self.maximum:
             raise OutOfBounds(str(self))
         return value
@@ -152,7 +153,7 @@ class Dtype:
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class Choice:
     """Check of one of a few names."""
 
     names: tuple[str, ...]
@@ -187,6 +188,7 @@ class Many:
     most: int
 
     def __call__(self, value: object) -> tuple[Any, ...]:
+        # The length before the entries: a frame of 1 MiB can hold a million of them.
         if type(value) is not list or len(value) > self.most:
             raise OutOfBounds(f"a list of at most {_short(self.most)}")
         check = self.check

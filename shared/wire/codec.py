@@ -15,8 +15,8 @@ import msgpack
 
 from shared.errors import ProtocolError, SettingsError
 from shared.wire.bounds import Check, FixedList, Integer, Many, Maybe, OutOfBounds, Record
+from shared.wire.message_parts import Part, clipped, escaped
 from shared.wire.messages import KINDS, Message, Refused
-from shared.wire.parts import Part, clipped, escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,6 +154,7 @@ def decode(frame: bytes | memoryview) -> Message:
 
     Raise ProtocolError if it is none: VersionError if the peer speaks another version.
     """
+    # Before unpacking: what a frame costs in memory is bounded by its length alone.
     if len(frame) > MAX_FRAME:
         raise _garbage(f"{len(frame)} bytes", f"at most {MAX_FRAME} bytes")
     try:
@@ -181,6 +182,7 @@ def _checked(kind: type[Message], fields: dict[str, Any]) -> Message:
     """Return the message with these fields; raise ProtocolError if one is missing, unknown or out of bounds."""
     checks = kind.checks
     if fields.keys() != checks.keys():
+        # Shortened: names come from the peer, and may be as long as a frame.
         other = sorted(str(name)[:40] for name in fields.keys() ^ checks.keys())[:5]
         raise _garbage(f"other fields {other}", f"the fields of {kind.kind}")
     try:

@@ -7,23 +7,20 @@ sends what.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from dataclasses import dataclass
 
-from shared.wire import topics
-from shared.wire.bounds import FixedList, Integer, Many, Maybe, OneOf, Share, Text, record
-from shared.wire.declared import KINDS, ROLES, Message, message
-from shared.wire.lease_work import MEASURE, VERIFY, WORK
-from shared.wire.parts import (
+from shared.wire.bounds import Choice, FixedList, Integer, Many, Maybe, Share, Text, record
+from shared.wire.message_parts import (
     COUNT,
     EPOCH,
     FLAG,
     ID,
+    KINDS,
     MS,
     NAME,
     PROSE,
     RANK,
+    ROLES,
     SHARE,
     SIZE,
     UID,
@@ -31,24 +28,22 @@ from shared.wire.parts import (
     BookMark,
     Cursor,
     DoneSet,
+    Message,
     Seal,
     SharedSlots,
     Ticket,
     WireField,
     WireShape,
     WorkerAddress,
+    message,
     wire,
 )
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
-from shared.wire.topics.builder_messages import BuilderParts
-from shared.wire.topics.bundle_messages import BundlePiece, BundleWanted
-from shared.wire.topics.culprit_messages import Culprit, Culprits, Forgive, Forgiven
-from shared.wire.topics.end_messages import JobEnds, StandsStill
-from shared.wire.topics.failing_messages import Failing
-from shared.wire.topics.graph_messages import GraphKept, GraphOffer, GraphPiece, GraphWanted
-from shared.wire.topics.lease_messages import Leases, Outcomes, Recalled
-from shared.wire.topics.result_messages import Aggregate, Results
-from shared.wire.topics.world_messages import Gathering, Join, Placed, WorldOver
+from shared.wire.topics import server_messages  # noqa: F401 - registers its messages: every process knows all
+from shared.wire.topics.piece_messages import BundlePiece, BundleWanted, GraphKept, GraphOffer, GraphPiece, GraphWanted
+from shared.wire.topics.work_messages import MEASURE, VERIFY, WORK, Aggregate, Leases, Outcomes, Recalled, Results
+from shared.wire.topics.worker_messages import BuilderParts, Culprit, Culprits, Failing, Forgive, Forgiven
+from shared.wire.topics.world_messages import Gathering, JobEnds, Join, Placed, StandsStill, WorldOver
 
 __all__ = [
     "KINDS",
@@ -124,7 +119,7 @@ class Attach(Message):
     incarnation: int = wire(ID)
     name: str = wire(NAME)
     cursor: Cursor | None = wire(Maybe(record(Cursor)))
-    work: str | None = wire(Maybe(OneOf((*WORK, MEASURE, VERIFY))))
+    work: str | None = wire(Maybe(Choice((*WORK, MEASURE, VERIFY))))
     done: DoneSet | None = wire(Maybe(record(DoneSet)))
     world_version: int | None = wire(Maybe(COUNT))
     tenure: int | None = wire(Maybe(COUNT))
@@ -139,7 +134,7 @@ class Attached(Message):
     job: str = wire(NAME)
     stream: str = wire(NAME)
     evaluation: bool = wire(FLAG)
-    work: str | None = wire(Maybe(OneOf(WORK)))
+    work: str | None = wire(Maybe(Choice(WORK)))
     book: BookMark | None = wire(Maybe(record(BookMark)))
     cursor: Cursor = wire(record(Cursor))
     next_group: int = wire(WORLD)
@@ -325,8 +320,8 @@ class Welcome(Message):
     incarnation: int = wire(ID)
     shared: bool = wire(FLAG)
     reason: str = wire(PROSE)
-    float32: str = wire(OneOf(FLOAT32_FORMS))
-    compression: str = wire(OneOf(COMPRESSIONS))
+    float32: str = wire(Choice(FLOAT32_FORMS))
+    compression: str = wire(Choice(COMPRESSIONS))
     sealed_port: int = wire(Integer(0, 65535))
 
 
@@ -459,8 +454,3 @@ class Cancelled(Message):
     """Answer to `Cancel`: the slot is free; no thread of the worker can write into it any more."""
 
     ticket: Ticket = wire(record(Ticket))
-
-
-# A message registers itself when its module is imported: here, so that every process knows all of them.
-for _topic in pkgutil.iter_modules(topics.__path__, f"{topics.__name__}."):
-    importlib.import_module(_topic.name)

@@ -3,8 +3,8 @@
 Rules: pure; a payload that went through `round_in_place` comes back from `decode_payload(encode_payload(...))` bit for
 bit, so a batch has the same bytes by TCP as in a slot; encoding is deterministic; `decode_payload` survives any bytes,
 raises nothing but `ProtocolError` for them, and allocates at most two payloads of this layout (lz4 copies), whatever
-they claim. Before compression, the bytes are laid out by the rule of `shared.wire.layout`, with two-byte items for
-float32.
+they claim. Before compression, the bytes are laid out by the rule of `shared.wire.batch_layout`, with two-byte items
+for float32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from shared.errors import ProtocolError
 from shared.extras import library
-from shared.wire.layout import BucketShape, Field, Layout, layout_of
+from shared.wire.batch_layout import BucketShape, Field, Layout, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,8 +71,12 @@ def require_library(encoding: PayloadEncoding) -> None:
 
 
 def _library(compression: str) -> Any:
-    use, otherwise = f"for compression {compression!r}", "here and on the other side, or choose compression 'none'"
-    return library(_LIBRARIES[compression], extra="compression", use=use, otherwise=otherwise)
+    return library(
+        _LIBRARIES[compression],
+        extra="compression",
+        use=f"for compression {compression!r}",
+        otherwise="here and on the other side, or choose compression 'none'",
+    )
 
 
 # --- rounding, by the builder ---
@@ -135,11 +139,11 @@ def encode_payload(payload: NDArray[np.uint8], layout: Layout, encoding: Payload
 def _narrowed(payload: NDArray[np.uint8], layout: Layout, float32: str) -> NDArray[np.uint8]:
     """Return the payload with 16 bits an item for float32 tensors, and zeros between tensors."""
     wire = _on_wire(layout, float32)
+    # Zeros, or what memory held before would cross in the gaps, and equal payloads would not encode to equal bytes.
     narrow = np.zeros(wire.nbytes, np.uint8)
     for source, target in zip(layout.tensors, wire.tensors, strict=True):
         if source.dtype == "float32":
-            items = target.lies_in(narrow).view(_WIRE_DTYPES[float32])
-            _narrow(source.lies_in(payload).view(np.float32), items)
+            _narrow(source.lies_in(payload).view(np.float32), target.lies_in(narrow).view(_WIRE_DTYPES[float32]))
         else:
             target.lies_in(narrow)[...] = source.lies_in(payload)
     return narrow
@@ -170,10 +174,8 @@ def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint
         return payload
     library = _library(compression)
     if compression == "lz4":
-        block: bytes = library.compress(payload, store_size=False)
-        return block
-    frame: bytes = library.ZstdCompressor(level=_ZSTD_LEVEL).compress(payload)
-    return frame
+        return library.compress(payload, store_size=False)  # type: ignore[no-any-return] # bytes
+    return library.ZstdCompressor(level=_ZSTD_LEVEL).compress(payload)  # type: ignore[no-any-return] # bytes
 
 
 # --- decoding, by the receiver ---

@@ -33,6 +33,7 @@ def _cipher(key: bytes):  # type: ignore[no-untyped-def] # noqa: ANN202 - import
     return AESGCM(key)
 
 
+# 10 MB take 1 ms on either side, instead of 5 to 6 ms with CURVE.
 class Sealer:
     """Worker's half, one for each `Hello`; only the building thread seals payloads, only the poll loop headers."""
 
@@ -43,6 +44,7 @@ class Sealer:
 
     def seal_payload(self, data: memoryview, sealed: NDArray[np.uint8]) -> int:
         """Seal into a buffer that is TAG_BYTES longer than the data; return the payload's number."""
+        # Raised before sealing, and also if that fails: a number that may have been used once is never used again.
         self.number += 1
         self._cipher.encrypt_into(_nonce(_PAYLOAD, self.number), data, None, sealed.data)
         return self.number
@@ -69,7 +71,7 @@ class Opener:
         if number <= self.number:
             return None
         opened = self._open(_nonce(_HEADER, number), frame[_NUMBER_BYTES:])
-        if opened is not None:
+        if opened is not None:  # else anyone could make us refuse all headers to come, by one with a high number
             self.number = number
         return opened
 
@@ -103,5 +105,6 @@ class Opener:
         return True
 
 
-def _nonce(what: bytes, number: int) -> bytes:
-    return what + number.to_bytes(_NUMBER_BYTES, "little")
+def _nonce(kind: bytes, number: int) -> bytes:
+    # Under one key headers and payloads share numbers, so the first bytes keep their nonces apart.
+    return kind + number.to_bytes(_NUMBER_BYTES, "little")

@@ -33,7 +33,7 @@ from tests.benchmarks.data_path_payloads import PAYLOADS
 from tests.benchmarks.data_path_stoker import make_job, start_loaders
 from tests.support.hosts import hosts
 from tests.support.loaders import ROOT
-from trainer_client.load_test.report.machine import machine
+from trainer_client.load_test.report.document import machine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

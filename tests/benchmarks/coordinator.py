@@ -42,7 +42,7 @@ from tests.support.loaders import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shared.wire.parts import Lease
+    from shared.wire.message_parts import Lease
 
 _JOB = """
 [job]

@@ -19,8 +19,8 @@ from loader_server import cli
 from loader_server.sources.registry import SOURCES
 from loader_server.sources.source import Found, Indexed
 from loader_server.sources.synthetic import SyntheticSettings, SyntheticSource
-from shared.settings.values import choice, duration_s, setting
-from shared.wire.layout import Field
+from shared.settings.parsers import choice, duration_s, setting
+from shared.wire.batch_layout import Field
 from tests.benchmarks.data_path_payloads import BANDS, template
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import soundfile  # noqa: E402
 
 from loader_server.sources.files.file_facts import FilePlaces  # noqa: E402
 from loader_server.transforms.chain import Chain  # noqa: E402
-from shared.wire.layout import Field  # noqa: E402
+from shared.wire.batch_layout import Field  # noqa: E402
 
 RATE, SECONDS, BANDS = 8000, 2.6, 80
 RAW = (Field(key="audio", dtype="float32", shape=(None,), per_second=float(RATE)),)

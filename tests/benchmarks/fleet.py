@@ -26,7 +26,7 @@ from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
 
 if TYPE_CHECKING:
-    from shared.wire.parts import Ticket
+    from shared.wire.message_parts import Ticket
 
 _WAY_S = 0.0005
 

@@ -31,12 +31,12 @@ from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.wire import messages as m
 from shared.wire.codec import encode
-from shared.wire.parts import WorkerAddress
+from shared.wire.message_parts import WorkerAddress
 from tests.benchmarks.coordinator import Crowd, serving
 from tests.benchmarks.data_path_consumer import cpu_s
 from tests.benchmarks.fleet_size_ends import HEARTBEAT_S
 from tests.support.loaders import ROOT
-from trainer_client.load_test.report.machine import machine
+from trainer_client.load_test.report.document import machine
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -35,7 +35,7 @@ from loader_server.stream import Stream
 from shared.sockets import bind_router, connect_dealer, read_waiting
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from shared.wire.parts import WireShape
+from shared.wire.message_parts import WireShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.iterator_ends [--iterators 10] [--age-s 6] [--json]
 
-Rules: TensorFlow alone, no feed: what `trainer_client.tf.untuned` avoids. Iterators are read a little, grow old, and
-are dropped one by one while other processes keep both cores busy. The last line is one JSON object: the slowest end in
-seconds, and how many took more than half a second, on one device and over the two of a strategy. It may take minutes.
+Rules: TensorFlow alone, no feed: what `trainer_client.tf.private_api` avoids. Iterators are read a little, grow old,
+and are dropped one by one while other processes keep both cores busy. The last line is one JSON object: the slowest end
+in seconds, and how many took more than half a second, on one device and over the two of a strategy. It may take
+minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tests.support.two_devices import mirrored
-from trainer_client.tf.untuned import untune_devices, untuned
+from trainer_client.tf.private_api import untune_devices, untuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -39,7 +39,7 @@ from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from tests.benchmarks.coordinator import Crowd, Fake, serving
 from tests.support.loaders import ROOT
-from trainer_client.load_test.report.machine import machine
+from trainer_client.load_test.report.document import machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable

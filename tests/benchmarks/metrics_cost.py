@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loader_server.building.build_counts import BuildCounts, Built
-from shared.wire.layout import Field, fields_of_batch
+from shared.wire.batch_layout import Field, fields_of_batch
+from shared.wire.message_parts import Ticket, WireShape
 from shared.wire.messages import Pushed
-from shared.wire.parts import Ticket, WireShape
 from trainer_client.session.epoch_account import Accounts
 
 if TYPE_CHECKING:

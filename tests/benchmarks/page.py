@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.benchmarks.tables import TABLES, Run
-from trainer_client.load_test.report.machine import machine
+from trainer_client.load_test.report.document import machine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

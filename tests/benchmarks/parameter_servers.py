@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.quick_import import quick_import
-from shared.wire.parts import DoneSet, EpochDone, Lease
+from shared.wire.message_parts import DoneSet, EpochDone, Lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,7 @@ from loader_server.conformance.command import main
 from loader_server.sources.registry import settings_of_sources
 from loader_server.sources.synthetic import SyntheticSource
 from loader_server.sources.text_files.line_source import LinesSource
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.conformance.fixtures import FIXTURES, lines, synthetic
 from tests.support.forked_pools import forked_pools
 

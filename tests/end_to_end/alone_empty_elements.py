@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import trainer_client
-from shared.wire.layout import DTYPES
+from shared.wire.batch_layout import DTYPES
 from trainer_client.core import stream_spec
 
 if TYPE_CHECKING:

@@ -219,5 +219,5 @@ def newest_checkpoint(folder: Path) -> tuple[int, float]:
 
 def newest(member: Program) -> list[Any]:
     """What it printed last; nothing before its first world."""
-    told = [json.loads(line) for line in member.said().splitlines(keepends=True) if line.endswith("\n")]
+    told = [json.loads(line) for line in member.output().splitlines(keepends=True) if line.endswith("\n")]
     return told[-1] if told else []

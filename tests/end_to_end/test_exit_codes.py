@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loader_server.cli import main as loader_main
-from shared.command import EXIT_CODES
+from shared.commands import EXIT_CODES
 from shared.wire import messages as m
-from shared.wire.refusals import not_attached
+from shared.wire.refusing import not_attached
 from tests.support.ends import Ends
 from tests.support.forked import ROOT, run_module
 from tests.support.worker_end import nobody

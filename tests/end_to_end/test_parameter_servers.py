@@ -210,7 +210,7 @@ def test_a_worker_a_server_and_the_chief_are_killed_and_no_batch_is_lost_or_repe
         processes.kill("ps 1")
         processes.start("ps", 1)
         wait_for_another(checkpoints)
-        before = processes.running["worker 0"].said().splitlines()
+        before = processes.running["worker 0"].output().splitlines()
         processes.kill("worker 0")
         processes.start("worker", 0)
         said = processes.ended()

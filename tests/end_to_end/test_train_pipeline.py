@@ -82,7 +82,7 @@ def _train(folder: Path, endpoint: str, *arguments: str, processes: int = 1) -> 
             code, said, complained = program.ended(180)
             assert code == 0, (said, complained)
             assert "a step was traced again" not in complained
-    return programs[0].said().splitlines()
+    return programs[0].output().splitlines()
 
 
 @pytest.mark.slow

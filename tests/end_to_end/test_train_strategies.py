@@ -73,13 +73,13 @@ def test_two_processes_killed_and_told_to_end_train_on_each_sample_once_an_epoch
         for one in (first, second):
             code, said, complained = one.ended(180)
             assert code == 0, (said, complained)
-    assert second.said().splitlines() == [
+    assert second.output().splitlines() == [
         "STRATEGY: multi-worker: process 1 of 2, 1 of 2 replicas; gradients by ring"
     ], "the chief alone tells how it goes"
     steps = range(record["step"] + 1, counted(checkpoints)[1]["step"] + 1)
-    judged = [int(one) for one in re.findall(r"^dev at step (\d+), ", first.said(), re.MULTILINE)]
+    judged = [int(one) for one in re.findall(r"^dev at step (\d+), ", first.output(), re.MULTILINE)]
     assert judged == [step for step in steps if step % 5 == 0] != []
-    assert f"from epoch {record['epoch']}, step {record['step']}, until 3 epochs" in first.said()
+    assert f"from epoch {record['epoch']}, step {record['step']}, until 3 epochs" in first.output()
     np.testing.assert_array_equal(counted(checkpoints)[0], np.full(SAMPLES, 3))
     np.testing.assert_array_equal(np.load(folder / "seen-0.npy"), np.load(folder / "seen-1.npy"))
 

@@ -42,7 +42,7 @@ from shared.keys import ClientKeys, make_keys
 from shared.sockets import connect_dealer
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from shared.wire.parts import Cursor, Lease, Ticket
+from shared.wire.message_parts import Cursor, Lease, Ticket
 from shared.wire.topics import server_messages as servers
 from tests.support.forked import start_talking
 from tests.support.loaders import running

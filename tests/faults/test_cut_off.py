@@ -12,7 +12,7 @@ from shared.wire import messages as m
 from tests.support.behind import BEATS, SLACK_S, SLOW, TIMEOUT_S, WAYS, Behind, metered, read_epoch, trained
 from tests.support.fleet import fleet
 from tests.support.loaders import wait_until, write_job
-from tests.support.proxy import DOWN, UP, Proxy, said
+from tests.support.proxy import DOWN, UP, Proxy, messages_of
 from trainer_client.core.asking.wants import HEDGED_SHARE
 from trainer_client.session.metrics import ASKED, HEDGED, STALE_BATCHES, SUSPECTED
 
@@ -124,7 +124,7 @@ def test_batches_from_before_a_short_cut_are_dropped_and_counted_if_others_came_
         read, held = [0], proxy.ways[DOWN]
 
         def is_too_late() -> bool:
-            pushed = [one for parts in held.seen or () for one in said(parts) if isinstance(one, m.Pushed)]
+            pushed = [one for parts in held.seen or () for one in messages_of(parts) if isinstance(one, m.Pushed)]
             return any(one.number < read[0] for one in pushed)
 
         def heal() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from shared.wire.declared import Role
+    from shared.wire.message_parts import Role
     from shared.wire.messages import Message
 
     Speak = Callable[[Role, Role, Message], Message]

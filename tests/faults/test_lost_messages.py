@@ -11,7 +11,7 @@ import trainer_client
 from shared.wire import messages as m
 from tests.support.behind import WAYS, Behind, metered, read_epoch, trained
 from tests.support.loaders import wait_until
-from tests.support.proxy import DOWN, UP, Parts, Proxy, kinds, said
+from tests.support.proxy import DOWN, UP, Parts, Proxy, kinds, messages_of
 from trainer_client.session.metrics import LOST_WANTS
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_a_worker_whose_registration_is_not_answered_registers_again_and_is_ther
         worker = behind.fleet.join("unanswered", "--coordinator", proxy.endpoint)
 
         def asked() -> list[m.Register]:
-            return [one for parts in proxy.ways[UP].seen for one in said(parts) if isinstance(one, m.Register)]
+            return [one for parts in proxy.ways[UP].seen for one in messages_of(parts) if isinstance(one, m.Register)]
 
         wait_until(lambda: left == [0] and len(asked()) >= 3, "it has asked again")
         wait_until(lambda: sorted(behind.fleet.members()) == ["far", "near", "unanswered"], "it is there once")

@@ -12,7 +12,7 @@ import pytest
 
 import trainer_client
 from shared.wire import messages as m
-from shared.wire.parts import Lease
+from shared.wire.message_parts import Lease
 from tests.faults.queue_chaos import Place
 from tests.support.coordinator import attach
 from tests.support.forked import start_code
@@ -24,7 +24,7 @@ from tests.support.proxy import DOWN, UP, Parts, Proxy, kinds
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shared.wire.parts import BookMark
+    from shared.wire.message_parts import BookMark
 
 JOB = 'heartbeat_timeout = "700 ms"'
 STREAM = 'mode = "queue"\nlease_timeout = "20 s"'

@@ -72,7 +72,7 @@ def test_a_much_slower_worker_is_hedged(tmp_path: Path, monkeypatch: pytest.Monk
     marker = tmp_path / "slow-worker"
     monkeypatch.setenv("STOKER_TEST_SLOW_WORKER", str(marker))
     job = write_job(
-        tmp_path, samples=300, transforms=("tests.support.transforms:slow_in_one_worker", "logmel", "characters")
+        tmp_path, samples=300, transforms=("tests.support.transforms:slow_in_named_worker", "logmel", "characters")
     )
     with running(job) as loaders:
         calm = read(loaders)

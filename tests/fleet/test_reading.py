@@ -10,7 +10,7 @@ import pytest
 from tests.fleet.reading import EpochRead, count_faults, read_epoch
 from tests.support.loaders import running, write_job
 from trainer_client.verifying.digests import digest_of
-from trainer_client.verifying.reading import EpochsOfJob, read_epochs
+from trainer_client.verifying.epoch_reading import EpochsOfJob, read_epochs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from loader_server.commands.index import index_missing
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import DataError
-from shared.wire.layout import BucketShape
+from shared.wire.batch_layout import BucketShape
 from tests.support.askers import write_synthetic
 from tests.support.corpora import utterances
 from tests.support.loaders import write_job

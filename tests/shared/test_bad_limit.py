@@ -7,7 +7,7 @@ import pytest
 from shared.bad_limit import BadLimit, counted_reasons
 from shared.errors import SettingsError
 from shared.settings.job import parse_job
-from shared.settings.values import bad_limit
+from shared.settings.parsers import bad_limit
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import zmq.utils.monitor
 from shared.guard import Guard
 from shared.keys import ClientKeys, ServerKeys, make_keys
 from shared.sockets import bind_sealed_router, connect_dealer, connect_sealed_dealer
-from shared.wire.declared import ROLES
+from shared.wire.message_parts import ROLES
 from shared.wire.messages import Attach, Beat, NotAttached, Ping, Refused, StatusQuery
-from shared.wire.permissions import TO_COORDINATOR
+from shared.wire.refusing import TO_COORDINATOR
 from tests.shared.wire.examples import EXAMPLES
 
 ATTACH = next(one for one in EXAMPLES if isinstance(one, Attach))

@@ -14,7 +14,7 @@ import zmq.utils.monitor
 from shared.errors import SettingsError
 from shared.keys import AllowedKeys, ClientKeys, ServerKeys, make_keys
 from shared.sockets import bind_router, connect_dealer
-from shared.wire.declared import ROLES
+from shared.wire.message_parts import ROLES
 from tests.support.another_user import as_another_user, folder_for_all
 
 SECRETS = {f"{role}.key_secret" for role in ROLES}
@@ -235,7 +235,7 @@ def test_a_folder_that_cannot_be_read_changes_nothing(allowed, folder, tmp_path,
     with caplog.at_level(logging.WARNING, "stoker"):
         assert not allowed.follow()
         assert not allowed.follow()
-    assert caplog.text.count("allowed keys cannot be looked at") == 1
+    assert caplog.text.count("allowed keys cannot be read again") == 1
     assert allowed.roles(public(folder, "trainer")) == {"trainer"}
 
 

@@ -328,7 +328,7 @@ def test_a_file_that_could_shrink_is_refused(memory):
     loose = os.memfd_create("stoker-slots", os.MFD_ALLOW_SEALING)
     os.ftruncate(loose, 4096 + 3 * 8192)
     os.pwrite(loose, memory.offer(16).nonce, 0)
-    with pytest.raises(OSError, match="no sealed memfd: whoever shrinks it would kill this worker"):
+    with pytest.raises(OSError, match="no sealed memfd: a process that shrinks it would kill this worker"):
         OpenedSlots(dataclasses.replace(memory.offer(16), fd=loose))
     os.close(loose)
 

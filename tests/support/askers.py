@@ -17,8 +17,8 @@ from loader_server.worker.service import Worker, WorkerSettings
 from shared.sockets import bind_router, connect_dealer
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
+from shared.wire.message_parts import Seal, Ticket
 from shared.wire.messages import Message
-from shared.wire.parts import Seal, Ticket
 from tests.support import transforms
 from tests.support.forked import TrialNursery
 from tests.support.loaders import wait_until
@@ -225,10 +225,10 @@ def a_worker(job: Path, *, coordinator: str = "tcp://127.0.0.1:9") -> Iterator[W
         raise ended[0]
 
 
-def welcomed(one: Asker, **how: Any) -> Asker:
+def welcomed(asker: Asker, **how: Any) -> Asker:
     """Once it has said Hello."""
-    one.hello(**how)
-    return one
+    asker.hello(**how)
+    return asker
 
 
 def wait_until_begun(worker: Worker, builds: int) -> None:
@@ -237,8 +237,8 @@ def wait_until_begun(worker: Worker, builds: int) -> None:
     wait_until(lambda: worker._thread.load == builds, f"{builds} builds are begun")
 
 
-def refused(one: Asker, *wants: m.Want) -> list[tuple[Ticket, str]]:
+def refused(asker: Asker, *wants: m.Want) -> list[tuple[Ticket, str]]:
     """The code with which each of these wants is refused."""
-    one.say(*wants)
-    answers = [one.hear(m.Unbuilt) for _ in wants]
+    asker.say(*wants)
+    answers = [asker.hear(m.Unbuilt) for _ in wants]
     return [(answer.ticket, answer.code) for answer in answers]

@@ -1,4 +1,4 @@
-"""Jobs with samples that misbehave, and what is told of them."""
+"""Jobs with samples that misbehave, and what is reported of them."""
 
 from __future__ import annotations
 

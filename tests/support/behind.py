@@ -66,7 +66,7 @@ def read_epoch(
     return got, max(waits_s)
 
 
-def trained(one: Fleet) -> list[tuple[int, int]]:
+def trained(fleet: Fleet) -> list[tuple[int, int]]:
     """How far the coordinator knows each trainer to be."""
-    trainers = one.status()["streams"]["train"]["trainers"]
+    trainers = fleet.status()["streams"]["train"]["trainers"]
     return [(trainer["epoch"], trainer["number"]) for trainer in trainers]

@@ -1,6 +1,6 @@
 """Builds of this tree that differ: copies of our packages in a folder, of another release or version of bytes.
 
-A process that has such a folder first on its path runs that copy, and says so on stderr: which release, and its pid.
+A process that has such a folder first on its path runs that copy, and reports it on stderr: which release, and its pid.
 """
 
 from __future__ import annotations

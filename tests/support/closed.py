@@ -4,7 +4,7 @@
     python -m tests.support.closed only=/srv/cache loader_server run tcp://loader-a:7400 --state /srv/cache
 
 Root's capabilities are dropped, so modes of files and folders count. With `only=FOLDER` all file systems are read-only
-but for that folder, as in a container that is started so: `/tmp` and `/dev/shm` as well; and there is no HOME. With
+except that folder, as in a container that is started so: `/tmp` and `/dev/shm` as well; and there is no HOME. With
 `only=` there is no such folder.
 """
 

@@ -12,7 +12,7 @@ from shared.errors import SettingsError
 from shared.hashing import digest64
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from shared.wire.parts import Cursor, WireField, WireShape, WorkerAddress
+from shared.wire.message_parts import Cursor, WireField, WireShape, WorkerAddress
 
 if TYPE_CHECKING:
     from loader_server.leases.lease_table import LeaseRules
@@ -33,7 +33,7 @@ __all__ = [
     "progress",
     "refused",
     "register",
-    "said",
+    "replies",
 ]
 
 TIMEOUT_S = 2.0
@@ -78,20 +78,20 @@ def coordinator(view: View | None = None, *, group: int = 0, first_version: int 
 
 def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, **other) -> m.Attach:
     cursor = None if at is None else Cursor(at[0], at[1], other.pop("group", world), other.pop("digest", "plan-1"))
-    said = {
+    fields = {
         "serial": 1, "job": "digits", "stream": "train", "replicas": 1, "incarnation": 1000 + rank,
         "name": f"host:{rank}", "work": None, "done": None, "world_version": None,
         "tenure": None,
     }  # fmt: skip
-    return m.Attach(rank=rank, world=world, cursor=cursor, **{**said, **other})
+    return m.Attach(rank=rank, world=world, cursor=cursor, **{**fields, **other})
 
 
 def progress(rank: int, epoch: int, number: int, **other) -> m.Progress:
-    said = {
+    fields = {
         "stream": "train", "rank": rank, "incarnation": 1000 + rank, "epoch": epoch, "number": number,
         "read_epoch": epoch, "read_number": number, "waited_permille": 0, "members": 0,
     }  # fmt: skip
-    return m.Progress(**{**said, **other})
+    return m.Progress(**{**fields, **other})
 
 
 def register(name: str = "w0", incarnation: int = 1, builder: str = "builder-1", endpoint: str = "") -> m.Register:
@@ -145,22 +145,22 @@ def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1) -> m.Beat:
     )
 
 
-def said(state: CoordinatorState, message: m.Message, now_s: float = 0.0, peer: bytes = b"") -> list[m.Message]:
+def replies(state: CoordinatorState, message: m.Message, now_s: float = 0.0, peer: bytes = b"") -> list[m.Message]:
     """What the peer is answered; every message can cross the wire."""
     peer = peer or b"%d" % getattr(message, "incarnation", 0)
-    orders = [one for one in state.handle(Received(peer, message), now_s) if isinstance(one, Send)]
-    for one in orders:
-        assert decode(encode(one.message)) == one.message
-    return [one.message for one in orders if one.peer == peer]
+    orders = [order for order in state.handle(Received(peer, message), now_s) if isinstance(order, Send)]
+    for order in orders:
+        assert decode(encode(order.message)) == order.message
+    return [order.message for order in orders if order.peer == peer]
 
 
 def kept(state: CoordinatorState, message: m.Message, now_s: float = 0.0) -> list[object]:
     """The facts that are kept for it."""
-    return [one.fact for one in state.handle(Received(b"me", message), now_s) if isinstance(one, Keep)]
+    return [order.fact for order in state.handle(Received(b"me", message), now_s) if isinstance(order, Keep)]
 
 
 def refused(state: CoordinatorState, message: m.Message, now_s: float = 0.0, peer: bytes = b"") -> tuple[str, ...]:
     """What a refusal says."""
-    (answer,) = said(state, message, now_s, peer)
+    (answer,) = replies(state, message, now_s, peer)
     assert isinstance(answer, m.NotAttached if isinstance(message, m.Attach) else m.Refused), answer
     return answer.code, answer.expected, answer.got, answer.remedy

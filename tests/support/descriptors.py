@@ -9,9 +9,9 @@ __all__ = ["open_descriptors"]
 
 
 def open_descriptors() -> set[tuple[str, str]]:
-    """Each with what it leads to. Compare by `-`: what others leave may be closed at any time, whoever counts."""
+    """Each with what it leads to. Compare by `-`: what others leave may be closed at any time."""
     found = set()
-    for one in Path("/proc/self/fd").iterdir():
+    for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-            found.add((one.name, str(one.readlink())))
+            found.add((entry.name, str(entry.readlink())))
     return found

@@ -23,11 +23,11 @@ BEAT_S = TIMEOUT_S / 4
 
 
 def join(member: int, serial: int = 1, *, least: int = 2, most: int = 3, **other) -> m.Join:
-    said = {
+    fields = {
         "job": "digits", "stream": "train", "incarnation": 1000 * member + serial, "name": f"host:{member}",
         "replicas": 1, "behind": 0,
     }  # fmt: skip
-    return m.Join(member=member, serial=serial, least=least, most=most, **{**said, **other})
+    return m.Join(member=member, serial=serial, least=least, most=most, **{**fields, **other})
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Run:
         peer = b"%d" % (message.incarnation // 1000)
         orders = self.state.handle(Received(peer, message), self.now_s)
         self._take(orders)
-        return [one.message for one in orders if isinstance(one, Send) and one.peer == peer]
+        return [order.message for order in orders if isinstance(order, Send) and order.peer == peer]
 
     def tick(self, passed_s: float = BEAT_S) -> None:
         self.now_s += passed_s
@@ -172,24 +172,24 @@ class Run:
             self.say(m.Detach(stream="train", rank=member.placed.rank, incarnation=member.incarnation))
         self._join_anew(member)
 
-    def _hear(self, member: Member, said: m.Message) -> None:
-        if isinstance(said, m.Placed) and said.serial == member.serial and member.placed is None:
-            assert said.rank < said.world
-            member.placed = said
-        elif isinstance(said, m.Gathering) and said.serial == member.serial:
-            member.behind = said.behind
-        elif isinstance(said, m.WorldOver):
-            member.is_over |= member.placed is not None and said.version == member.placed.version
-        elif isinstance(said, m.NotAttached) and said.code == "changed":
+    def _hear(self, member: Member, message: m.Message) -> None:
+        if isinstance(message, m.Placed) and message.serial == member.serial and member.placed is None:
+            assert message.rank < message.world
+            member.placed = message
+        elif isinstance(message, m.Gathering) and message.serial == member.serial:
+            member.behind = message.behind
+        elif isinstance(message, m.WorldOver):
+            member.is_over |= member.placed is not None and message.version == member.placed.version
+        elif isinstance(message, m.NotAttached) and message.code == "changed":
             member.is_over = member.is_over or member.placed is not None
-        elif isinstance(said, m.NotAttached):
-            self.refused.append(said)
-        elif isinstance(said, m.Attached) and member.placed is not None and member.begun is None:
-            member.begun = (said.cursor.epoch, said.cursor.number)
+        elif isinstance(message, m.NotAttached):
+            self.refused.append(message)
+        elif isinstance(message, m.Attached) and member.placed is not None and member.begun is None:
+            member.begun = (message.cursor.epoch, message.cursor.number)
             assert member.begun == member.restored
             self.began[member.placed.version].add(member.begun)
             assert len(self.began[member.placed.version]) == 1
-        elif isinstance(said, m.Refused) and said.code == "unknown":
+        elif isinstance(message, m.Refused) and message.code == "unknown":
             self.say(self._attach(member))
 
     def go_on(self, timeouts: float, *, but: frozenset[int] = frozenset()) -> None:
@@ -204,7 +204,7 @@ class Run:
         """Who trains in the newest world, in the order of ranks."""
         newest = max(self.worlds, default=0)
         there = [
-            one for one in self.members.values()
-            if one.begun is not None and not one.is_over and one.placed.version == newest
+            member for member in self.members.values()
+            if member.begun is not None and not member.is_over and member.placed.version == newest
         ]  # fmt: skip
-        return [one.number for one in sorted(there, key=lambda one: one.placed.rank)]
+        return [member.number for member in sorted(there, key=lambda member: member.placed.rank)]

@@ -92,8 +92,8 @@ class Member:
         theirs = [np.load(mine.with_name(f"{stem}-{rank}.npy")) for rank in range(feed.world)]
         return np.bincount(np.concatenate(theirs), minlength=self._samples)
 
-    def _write(self, what: str, *told: int | str) -> None:
-        print(json.dumps([time.monotonic(), what, *told]), file=self._log)
+    def _write(self, what: str, *facts: int | str) -> None:
+        print(json.dumps([time.monotonic(), what, *facts]), file=self._log)
 
 
 def main() -> None:

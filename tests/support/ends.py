@@ -18,7 +18,7 @@ from shared.hashing import digest64
 from shared.sockets import Waker, bind_router
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from shared.wire.parts import WorkerAddress
+from shared.wire.message_parts import WorkerAddress
 from tests.support.lone_core import BATCHES, NBYTES, attached, pushed
 from tests.support.worker_end import welcome
 
@@ -29,10 +29,10 @@ __all__ = ["Ends"]
 
 
 class Ends:
-    """`endpoint` is the coordinator's; `said` are facts of the stream that it tells, `answers` replace usual ones."""
+    """`endpoint` is the coordinator's; `facts` are those of the stream that it tells, `answers` replace usual ones."""
 
-    def __init__(self, **said: object) -> None:
-        self.said = said
+    def __init__(self, **facts: object) -> None:
+        self.facts = facts
         self.answers: dict[type, Callable[[Any], list[m.Message | bytes]]] = {}
         self.heard: list[m.Message] = []
         #: How many messages were said once more.
@@ -42,7 +42,7 @@ class Ends:
         self._waker = Waker()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._routers = [bind_router(self._context, "tcp://127.0.0.1:*", None) for _ in range(2)]
-        self.endpoint, self.worker = [one.getsockopt_string(zmq.LAST_ENDPOINT) for one in self._routers]
+        self.endpoint, self.worker = [router.getsockopt_string(zmq.LAST_ENDPOINT) for router in self._routers]
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -51,7 +51,7 @@ class Ends:
         found: list[m.Message] = []
 
         def is_there() -> bool:
-            found[:] = [one for one in self.heard if isinstance(one, kind)]
+            found[:] = [message for message in self.heard if isinstance(message, kind)]
             return len(found) >= number
 
         with self._changed:
@@ -60,8 +60,8 @@ class Ends:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for one in (*self._routers, self._waker.fileno()):
-            poller.register(one, zmq.POLLIN)
+        for polled in (*self._routers, self._waker.fileno()):
+            poller.register(polled, zmq.POLLIN)
         while not self._over:
             for socket, _ in poller.poll():
                 if socket in self._routers:
@@ -80,8 +80,8 @@ class Ends:
                 self._changed.notify_all()
             answer = self.answers.get(type(message), self._usual)(message)
             if answer:
-                encoded = [one if isinstance(one, bytes) else encode(one) for one in answer]
-                with contextlib.suppress(zmq.ZMQError):  # whoever asked is gone
+                encoded = [part if isinstance(part, bytes) else encode(part) for part in answer]
+                with contextlib.suppress(zmq.ZMQError):  # the peer that asked is gone
                     router.send_multipart([identity, *encoded])
 
     def _note(self, message: m.Message) -> None:
@@ -90,16 +90,16 @@ class Ends:
         else:
             self.heard.append(message)
 
-    def _usual(self, said: Any) -> list[m.Message | bytes]:
-        if isinstance(said, m.Attach):
-            at = (said.cursor.epoch, said.cursor.number) if said.cursor else (0, 0)
+    def _usual(self, message: Any) -> list[m.Message | bytes]:
+        if isinstance(message, m.Attach):
+            at = (message.cursor.epoch, message.cursor.number) if message.cursor else (0, 0)
             workers = (WorkerAddress("w1", 1, self.worker, "there", 0),)
-            return [attached(said.serial, at=at, **{"workers": workers, **self.said})]
-        if isinstance(said, m.Want):
-            payload = np.full(NBYTES, said.number, np.uint8)
-            return [pushed(said, digest=digest64(payload.data)), payload.tobytes()]
-        answer = _ANSWERS.get(type(said))
-        return [answer(said)] if answer is not None else []
+            return [attached(message.serial, at=at, **{"workers": workers, **self.facts})]
+        if isinstance(message, m.Want):
+            payload = np.full(NBYTES, message.number, np.uint8)
+            return [pushed(message, digest=digest64(payload.data)), payload.tobytes()]
+        answer = _ANSWERS.get(type(message))
+        return [answer(message)] if answer is not None else []
 
     def __enter__(self) -> Self:
         return self
@@ -113,8 +113,10 @@ class Ends:
 _ANSWERS: dict[type, Callable[[Any], m.Message]] = {
     m.Progress: lambda _: m.Noted(),
     m.Hello: lambda _: welcome(),
-    m.EpochQuery: lambda said: m.EpochAnswer(stream=said.stream, epoch=said.epoch, group=said.group, batches=BATCHES),
-    m.NameQuery: lambda said: m.NameAnswer(stream=said.stream, sample=said.sample, name=f"sample {said.sample}"),
-    m.Ping: lambda said: m.Pong(number=said.number, tickets=(), sealed=0, waiting=0),
-    m.Cancel: lambda said: m.Cancelled(ticket=said.ticket),
+    m.EpochQuery: lambda asked: m.EpochAnswer(
+        stream=asked.stream, epoch=asked.epoch, group=asked.group, batches=BATCHES
+    ),
+    m.NameQuery: lambda asked: m.NameAnswer(stream=asked.stream, sample=asked.sample, name=f"sample {asked.sample}"),
+    m.Ping: lambda asked: m.Pong(number=asked.number, tickets=(), sealed=0, waiting=0),
+    m.Cancel: lambda asked: m.Cancelled(ticket=asked.ticket),
 }

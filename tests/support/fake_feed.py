@@ -16,7 +16,7 @@ import numpy as np
 from typing_extensions import Self
 
 from shared.errors import ClosedError, LostError, SettingsError, WorldChangedError
-from shared.wire.layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
+from shared.wire.batch_layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
 from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.feed import Feed
 from trainer_client.session.epoch_account import Accounts
@@ -91,8 +91,8 @@ class FakeCursor(FeedCursor):
             return
         first = self.at.number
         self.session.trained_batches += rounds * self.session.replicas
-        for one in range(first, first + rounds * self.session.replicas):
-            self.session.trained_rows += self.session.rows(self.at.epoch, one)
+        for trained in range(first, first + rounds * self.session.replicas):
+            self.session.trained_rows += self.session.rows(self.at.epoch, trained)
         number, end = self.at.number + rounds * self.session.replicas, self.session.batches(self.at.epoch)
         assert number <= end, (self.at, rounds)
         self._go_to(*((self.at.epoch, number) if number < end else (self.at.epoch + 1, 0)))
@@ -226,7 +226,7 @@ class FakeSession:
         self.ended: list[tuple[str, int, int]] = []
         self.ahead: Callable[[], tuple[int, int]] = lambda: (0, len(self.yielded) - self.trained_batches)
         self.trained_batches = 0
-        self.told: list[tuple[int, int, int, dict[str, Any]]] = []
+        self.reported: list[tuple[int, int, int, dict[str, Any]]] = []
         self.shared: dict[int, dict[str, float]] = {}
         self.gathered: dict[int, MeansOfTrainers] = {}
         self.summed: Callable[[bytes, dict[str, int]], bytes] = lambda states, _at: states
@@ -270,7 +270,7 @@ class FakeSession:
         self.waits_s.append(wait_s)
 
     def batches_ahead(self) -> tuple[int, int]:
-        """Batches are made when they are asked for; a test may set what is said to be there instead."""
+        """Batches are made when they are asked for; a test may set what is reported to be there instead."""
         return self.ahead()
 
     def batches(self, epoch: int) -> int:
@@ -404,7 +404,7 @@ class FakeIterator:
     def _is_alike(self) -> bool:
         session, number = self.session, self.next_number
         late = (self.epoch, number) in (session.starve_at, session.fail_at) or session.error is not None
-        shape, before = (((one // session.replicas) % len(session.shapes)) for one in (number, number - 1))
+        shape, before = (((counted // session.replicas) % len(session.shapes)) for counted in (number, number - 1))
         return not late and number < session.batches(self.epoch) and shape == before
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ class Fleet:
         """What the coordinator says of a worker, once it knows of it: one that was held up may be off its list."""
         found: list[dict[str, Any]] = []
         wait_until(
-            lambda: found.extend(one for one in self.status()["workers"] if one["name"] == name) or found,
+            lambda: found.extend(worker for worker in self.status()["workers"] if worker["name"] == name) or found,
             f"{name} is there",
         )
         return found[0]

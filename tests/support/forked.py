@@ -2,7 +2,7 @@
 
 A new interpreter takes a third of a second of processor time to import it, and three seconds where it needs TensorFlow;
 tests start hundreds of them. A forked one has its own folder, environment and path, and is used like a
-`subprocess.Popen`. Where something is asked for that an interpreter reads when it starts, or TensorFlow when it is
+`subprocess.Popen`. Where something is needed that an interpreter reads when it starts, or TensorFlow when it is
 imported, a new one is started after all.
 """
 
@@ -245,18 +245,18 @@ class TalkingProcess(_ForkedProcess):
         """All that it says from now on, and on stderr from its beginning, once it has ended."""
         self.stdin.close()
         self._socket.settimeout(timeout)
-        said = self.stdout.read()
+        output = self.stdout.read()
         self.wait(timeout)
         errors = self._errors.read()
         self.__exit__()
-        return said, errors
+        return output, errors
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for one in (self.stdin, self.stdout, self._socket, self._errors):
-            one.close()
+        for stream in (self.stdin, self.stdout, self._socket, self._errors):
+            stream.close()
         self.wait()
 
 
@@ -301,11 +301,11 @@ def run_module(module: str, *arguments: str, timeout_s: float = 200.0) -> tuple[
     """Run a module as `python -m` would in the project's folder: exit code, output and errors."""
     with start_talking(module, *arguments) as process:
         try:
-            said, errors = process.communicate(timeout_s)
+            output, errors = process.communicate(timeout_s)
         finally:
             process.kill()
     assert process.returncode is not None
-    return process.returncode, said, errors
+    return process.returncode, output, errors
 
 
 _TRIALS = """

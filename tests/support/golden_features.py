@@ -61,73 +61,75 @@ def recording() -> np.ndarray:
     return np.concatenate([np.rint(loud * 2**15), rng.integers(-1, 2, 1200), np.zeros(900)]).astype(np.int16)
 
 
-def sizes(said: dict[str, Any]) -> tuple[int, int]:
-    return round(said.get("window", 0.025) * said["rate"]), round(said.get("hop", 0.01) * said["rate"])
+def sizes(settings: dict[str, Any]) -> tuple[int, int]:
+    return round(settings.get("window", 0.025) * settings["rate"]), round(settings.get("hop", 0.01) * settings["rate"])
 
 
-def by_kaldi(transform: str, said: dict[str, Any], audio: np.ndarray) -> np.ndarray:
+def by_kaldi(transform: str, settings: dict[str, Any], audio: np.ndarray) -> np.ndarray:
     import kaldi_native_fbank as knf
 
     options = knf.FbankOptions() if transform == "logmel" else knf.MfccOptions()
     options.frame_opts.dither = 0
-    options.frame_opts.samp_freq = said["rate"]
-    options.frame_opts.frame_length_ms = 1000 * said.get("window", 0.025)
-    options.frame_opts.frame_shift_ms = 1000 * said.get("hop", 0.01)
-    options.mel_opts.num_bins = said.get("bands", 23)
-    options.mel_opts.low_freq = said.get("low_hz", 20.0)
-    options.mel_opts.high_freq = said.get("high_hz", 0.0)
+    options.frame_opts.samp_freq = settings["rate"]
+    options.frame_opts.frame_length_ms = 1000 * settings.get("window", 0.025)
+    options.frame_opts.frame_shift_ms = 1000 * settings.get("hop", 0.01)
+    options.mel_opts.num_bins = settings.get("bands", 23)
+    options.mel_opts.low_freq = settings.get("low_hz", 20.0)
+    options.mel_opts.high_freq = settings.get("high_hz", 0.0)
     options.use_energy = False
     online = knf.OnlineFbank(options) if transform == "logmel" else knf.OnlineMfcc(options)
-    online.accept_waveform(said["rate"], (audio * 2**15).tolist())
+    online.accept_waveform(settings["rate"], (audio * 2**15).tolist())
     online.input_finished()
     return np.stack([online.get_frame(frame) for frame in range(online.num_frames_ready)])
 
 
-def by_librosa(transform: str, said: dict[str, Any], audio: np.ndarray) -> np.ndarray:
+def by_librosa(transform: str, settings: dict[str, Any], audio: np.ndarray) -> np.ndarray:
     import librosa
 
-    window, hop = sizes(said)
+    window, hop = sizes(settings)
     how = {
         "y": audio,
-        "sr": said["rate"],
+        "sr": settings["rate"],
         "n_fft": window,
         "hop_length": hop,
-        "n_mels": said["bands"],
-        "fmin": said["low_hz"],
-        "fmax": said.get("high_hz"),
+        "n_mels": settings["bands"],
+        "fmin": settings["low_hz"],
+        "fmax": settings.get("high_hz"),
     }
     if transform == "logmel":
         return librosa.power_to_db(librosa.feature.melspectrogram(**how)).T
-    return librosa.feature.mfcc(**how, n_mfcc=said["coefficients"]).T
+    return librosa.feature.mfcc(**how, n_mfcc=settings["coefficients"]).T
 
 
-def by_torchaudio(transform: str, said: dict[str, Any], audio: np.ndarray) -> np.ndarray:
+def by_torchaudio(transform: str, settings: dict[str, Any], audio: np.ndarray) -> np.ndarray:
     import torch
 
-    torch.version.cuda = None  # torchaudio asks for that of its own build, though nothing here runs on a GPU
+    torch.version.cuda = (
+        None  # torchaudio asks for the CUDA version of its own build, though nothing here runs on a GPU
+    )
     import torchaudio
 
-    window, hop = sizes(said)
+    window, hop = sizes(settings)
     how = {
         "n_fft": window,
         "hop_length": hop,
-        "n_mels": said["bands"],
-        "f_min": said["low_hz"],
-        "f_max": said.get("high_hz"),
+        "n_mels": settings["bands"],
+        "f_min": settings["low_hz"],
+        "f_max": settings.get("high_hz"),
     }
     tensor = torch.from_numpy(audio)
     if transform == "logmel":
-        mel = torchaudio.transforms.MelSpectrogram(said["rate"], **how)
+        mel = torchaudio.transforms.MelSpectrogram(settings["rate"], **how)
         return torchaudio.transforms.AmplitudeToDB()(mel(tensor)).numpy().T
-    return torchaudio.transforms.MFCC(said["rate"], said["coefficients"], melkwargs=how)(tensor).numpy().T
+    return torchaudio.transforms.MFCC(settings["rate"], settings["coefficients"], melkwargs=how)(tensor).numpy().T
 
 
 def main() -> None:
     audio = recording()
     made = {"kaldi": by_kaldi, "librosa": by_librosa, "torchaudio": by_torchaudio}
     features = {
-        name: made[said["convention"]](transform, said, audio.astype(np.float32) / 2**15).astype(np.float32)
-        for name, (transform, said) in CASES.items()
+        name: made[settings["convention"]](transform, settings, audio.astype(np.float32) / 2**15).astype(np.float32)
+        for name, (transform, settings) in CASES.items()
     }
     facts = {"versions": {name: importlib.metadata.version(name) for name in PACKAGES}, "cases": CASES}
     np.savez_compressed(GOLDEN, facts=np.array(json.dumps(facts)), audio=audio, **features)

@@ -72,13 +72,13 @@ class Host:
 
     def start(self, *words: str, folder: Path, log: Path) -> subprocess.Popen[str]:
         """Start a module of ours there, such as `loader_server`, with its arguments."""
-        with log.open("a") as said:
+        with log.open("a") as output:
             program = subprocess.Popen(
                 ["ip", "netns", "exec", self.namespace, sys.executable, "-m", *words],
                 cwd=folder,
                 env={**os.environ, "PYTHONPATH": f"{ROOT}:{folder}"},
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 text=True,
             )
         self._programs.append(program)

@@ -13,8 +13,8 @@ from loader_server.sources.batch_columns import ragged
 from loader_server.stream import Stream
 from loader_server.transforms.chain import Chain
 from shared.wire import messages as m
-from shared.wire.layout import BucketShape, Field, fields_of_batch
-from shared.wire.parts import Ticket
+from shared.wire.batch_layout import BucketShape, Field, fields_of_batch
+from shared.wire.message_parts import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,10 +91,10 @@ class ColumnSource(MemorySource):
     together: int = 0
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
-        decoded = [self.decode(*one) for one in zip(samples, raw, strict=True)]
+        decoded = [self.decode(*sample) for sample in zip(samples, raw, strict=True)]
         self.together += 1
-        thirds = np.array([one["third"] for one in decoded], np.float32)
-        return {"tokens": ragged([one["tokens"] for one in decoded], np.dtype(np.int32)), "third": thirds}
+        thirds = np.array([sample["third"] for sample in decoded], np.float32)
+        return {"tokens": ragged([sample["tokens"] for sample in decoded], np.dtype(np.int32)), "third": thirds}
 
 
 class _Plan:
@@ -158,12 +158,12 @@ class MemoryStream:
 
 def memory_want(number: int = 0, **other: Any) -> m.Want:
     """A want of batch `number` of it."""
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "job": "made-up", "stream": "train", "epoch": 0, "number": number, "empty": False, "group": 1,
         "plan_digest": "", "attempt": 0, "trainer": 1, "worker": 1, "ticket": Ticket(0, 1), "in_slot": True,
         "urgent": False,
     }  # fmt: skip
-    return m.Want(**{**said, **other})
+    return m.Want(**{**fields, **other})
 
 
 class Steps:

@@ -15,7 +15,7 @@ from tests.support.fake_feed import SHAPES, FakeFeed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shared.wire.layout import BucketShape
+    from shared.wire.batch_layout import BucketShape
 
 __all__ = ["joined_feed", "spread_feed"]
 

@@ -1,7 +1,7 @@
 """A core without a network: what tests of its rules talk to. Messages and orders are the real ones, the clock a number.
 
 Rules: nothing happens but what a test lets happen; checks of payloads are answered as told, probes find no proof unless
-a test says so.
+a test asks for one.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from shared.wire import messages as m
-from shared.wire.layout import BucketShape, Field, layout_of
-from shared.wire.parts import Cursor, Ticket, WireField, WireShape, WorkerAddress
+from shared.wire.batch_layout import BucketShape, Field, layout_of
+from shared.wire.message_parts import Cursor, Ticket, WireField, WireShape, WorkerAddress
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core
@@ -43,14 +43,14 @@ def address(number: int, *, local: bool = True, incarnation: int = 0) -> WorkerA
 
 def attached(serial: int = 1, *, at: tuple[int, int] = (0, 0), **other: object) -> m.Attached:
     """The coordinator's answer."""
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "serial": serial, "job": "digits", "stream": "train", "evaluation": False, "work": None, "book": None,
         "cursor": Cursor(*at, 4, DIGEST), "next_group": 4, "tenure": 1, "batches": BATCHES, "most_batches": BATCHES,
         "fields": FIELDS, "shapes": (SHAPE,),
         "producers": 0, "base_fields": (), "heartbeat_timeout_ms": 2000, "max_bad": 1.0,
         "max_bad_samples": None, "members": 1, "workers": (),
     }  # fmt: skip
-    return m.Attached(**{**said, **other})  # type: ignore[arg-type]
+    return m.Attached(**{**fields, **other})  # type: ignore[arg-type]
 
 
 class LoneCore:
@@ -74,7 +74,7 @@ class LoneCore:
     # --- time and facts ---
 
     def tell(self, *events: e.Event, after_s: float = 0.0) -> list[i.Instruction]:
-        """Let things happen; all that is ordered until nothing comes of it any more."""
+        """Let things happen; all that is ordered until nothing follows from it any more."""
         self.now_s += after_s
         self.orders, pending = [], list(events)
         while True:
@@ -104,7 +104,7 @@ class LoneCore:
 
     def sent(self, kind: type[T]) -> list[T]:
         """The messages of this kind to workers among the last orders."""
-        return [one.message for one in self.ordered(i.ToWorker) if isinstance(one.message, kind)]
+        return [order.message for order in self.ordered(i.ToWorker) if isinstance(order.message, kind)]
 
     def wants(self) -> list[m.Want]:
         """What was asked for by the last orders."""
@@ -112,10 +112,10 @@ class LoneCore:
 
     # --- the coordinator ---
 
-    def attach(self, *workers: WorkerAddress, **said: object) -> None:
+    def attach(self, *workers: WorkerAddress, **facts: object) -> None:
         """Attach, and learn of these workers."""
         self.tell(e.AttachAsked(1, None))
-        self.tell(e.CoordinatorSent(attached(workers=tuple(workers), **said)))
+        self.tell(e.CoordinatorSent(attached(workers=tuple(workers), **facts)))
 
     def members(self, version: int, *workers: WorkerAddress) -> list[i.Instruction]:
         """The list changes."""
@@ -134,17 +134,17 @@ class LoneCore:
 
     def welcome(self, number: int, *, shared: bool = True, incarnation: int = 0) -> list[i.Instruction]:
         """The worker welcomes us."""
-        said = m.Welcome(
+        welcome = m.Welcome(
             worker=f"w{number}", incarnation=incarnation or number, shared=shared, reason="", float32="float32",
             compression="none", sealed_port=0,
         )  # fmt: skip
-        return self.tell(e.WorkerSent(self.connection_id(number), said, shared))
+        return self.tell(e.WorkerSent(self.connection_id(number), welcome, shared))
 
-    def with_workers(self, number: int, *, shared: bool = True, **said: object) -> list[m.Want]:
+    def with_workers(self, number: int, *, shared: bool = True, **facts: object) -> list[m.Want]:
         """Attach, with so many workers of this host that serve us, numbered from 1; what is asked for then."""
-        self.attach(*(address(one) for one in range(1, number + 1)), batches=0, **said)
-        for one in range(1, number + 1):
-            self.greet(one, shared=shared)
+        self.attach(*(address(worker) for worker in range(1, number + 1)), batches=0, **facts)
+        for worker in range(1, number + 1):
+            self.greet(worker, shared=shared)
         answer = m.EpochAnswer(stream="train", epoch=1, group=4, batches=BATCHES)
         self.say(1, answer)  # only now is there anything to ask for: all workers are there
         return self.wants()
@@ -156,8 +156,8 @@ class LoneCore:
     def push(self, want: m.Want, **other: object) -> list[i.Instruction]:
         """The worker that was asked pushes the batch; by TCP its payload turns out valid."""
         orders = self.say(want.worker, pushed(want, **other), None if want.in_slot else "payload")
-        for one in [order for order in orders if isinstance(order, i.Write | i.Check)]:
-            orders = orders + self.tell(e.Checked(one.connection_id, one.header, valid=True))
+        for order in [order for order in orders if isinstance(order, i.Write | i.Check)]:
+            orders = orders + self.tell(e.Checked(order.connection_id, order.header, valid=True))
         self.orders = orders
         return orders
 
@@ -167,8 +167,8 @@ class LoneCore:
 
     def unbuilt(self, want: m.Want, code: str, got: str = "no") -> list[i.Instruction]:
         """The worker that was asked will not build it."""
-        said = m.Unbuilt(ticket=want.ticket, code=code, expected="a file", got=got, where="w", remedy="Look.")
-        return self.say(want.worker, said)
+        answer = m.Unbuilt(ticket=want.ticket, code=code, expected="a file", got=got, where="w", remedy="Look.")
+        return self.say(want.worker, answer)
 
     # --- what the books say ---
 
@@ -223,10 +223,10 @@ class LoneCore:
 
 def pushed(want: m.Want, **other: object) -> m.Pushed:
     """What a worker says of a batch that it built."""
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "ticket": want.ticket, "epoch": want.epoch, "number": want.number, "empty": want.empty,
         "in_slot": want.in_slot, "shape": SHAPE, "nbytes": NBYTES, "digest": 1, "rows": 2, "masked": 0,
         "reason": "", "reasons": (),
         "build_us": 1000, "waiting": 0,
     }  # fmt: skip
-    return m.Pushed(**{**said, **other})  # type: ignore[arg-type]
+    return m.Pushed(**{**fields, **other})  # type: ignore[arg-type]

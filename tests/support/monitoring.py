@@ -73,7 +73,7 @@ class Prometheus:
 
     def values(self, expr: str) -> list[float]:
         """The values of a query, now; NaN is no data."""
-        values = [float(one["value"][1]) for one in self.ask("query", query=expr)["result"]]
+        values = [float(series["value"][1]) for series in self.ask("query", query=expr)["result"]]
         return [value for value in values if not math.isnan(value)]
 
 

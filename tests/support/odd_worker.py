@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server import cli
 from loader_server.worker import registration, sender, service
+from shared.wire.message_parts import WireShape
 from shared.wire.messages import Message, Pushed
-from shared.wire.parts import WireShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["LIES"]
 
-#: What is said of a batch, by name.
+#: Lies about a batch, by name.
 LIES: dict[str, Callable[[Pushed], Pushed]] = {
-    "digest": lambda said: replace(said, digest=said.digest ^ 1),
-    "shape": lambda said: replace(said, shape=WireShape(said.shape.rows + 1, said.shape.lengths)),
-    "dtype": lambda said: replace(said, nbytes=2 * said.nbytes),  # as if all were twice as wide
-    "number": lambda said: replace(said, number=said.number + 1),
-    "epoch": lambda said: replace(said, epoch=said.epoch + 1),
-    "empty": lambda said: replace(said, empty=not said.empty),
+    "digest": lambda header: replace(header, digest=header.digest ^ 1),
+    "shape": lambda header: replace(header, shape=WireShape(header.shape.rows + 1, header.shape.lengths)),
+    "dtype": lambda header: replace(header, nbytes=2 * header.nbytes),  # as if all were twice as wide
+    "number": lambda header: replace(header, number=header.number + 1),
+    "epoch": lambda header: replace(header, epoch=header.epoch + 1),
+    "empty": lambda header: replace(header, empty=not header.empty),
 }
 
 
@@ -46,13 +46,13 @@ def _lie(lie: Callable[[Pushed], Pushed]) -> None:
 
 
 class _OddSender(sender.Sender):
-    told_port = 0
+    stated_port = 0
     file = Path()
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.file.write_text(str(self.sealed_port))
-        self.sealed_port = self.told_port
+        self.sealed_port = self.stated_port
 
 
 def _become(oddity: str) -> None:
@@ -61,7 +61,7 @@ def _become(oddity: str) -> None:
         registration.find_reachable_endpoint = lambda *_: value
     elif kind == "sealed":
         port, _, file = value.partition(":")
-        _OddSender.told_port, _OddSender.file = int(port), Path(file)
+        _OddSender.stated_port, _OddSender.file = int(port), Path(file)
         service.Sender = _OddSender
     else:
         _lie(LIES[kind])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.wire.message_parts import Ticket, WireShape
 from shared.wire.messages import Pushed
-from shared.wire.parts import Ticket, WireShape
 from trainer_client.core.instructions import Offer
 from trainer_client.core.upcoming import Position, UpcomingBatch
 

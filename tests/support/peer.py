@@ -33,12 +33,12 @@ class Peer:
         self.socket.send(message if isinstance(message, bytes) else encode(message))
 
     def hear(self) -> Message:
-        """What is said next."""
+        """Return the next message."""
         assert self.socket.poll(_PATIENCE_MS), "no answer"
         return decode(self.socket.recv())
 
     def ask(self, message: Message | bytes) -> Message:
-        """Say something; what is said next."""
+        """Send something, and return the next message."""
         self.send(message)
         return self.hear()
 
@@ -60,6 +60,6 @@ def peers() -> Iterator[Callable[[str], Peer]]:
     try:
         yield peer
     finally:
-        for one in made:
-            one.close()
+        for made_peer in made:
+            made_peer.close()
         context.term()

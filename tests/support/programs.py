@@ -44,7 +44,7 @@ class Program:
         )
 
     def wait_for_lines(self, count: int) -> None:
-        """Wait until it has said so many lines, or has ended."""
+        """Wait until it has printed so many lines, or has ended."""
         wait_until(
             lambda: self._out.read_text().count("\n") >= count or self._process.poll() is not None,
             f"{count} lines of {self._process.args}",
@@ -59,8 +59,8 @@ class Program:
             timeout_s,
         )
 
-    def said(self) -> str:
-        """What it has said so far."""
+    def output(self) -> str:
+        """What it has printed so far."""
         return self._out.read_text()
 
     def send_signal(self, number: int) -> None:

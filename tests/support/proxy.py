@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shared.wire.messages import Message
 
-__all__ = ["DOWN", "UP", "Parts", "Proxy", "kinds", "said"]
+__all__ = ["DOWN", "UP", "Parts", "Proxy", "kinds", "messages_of"]
 
 UP, DOWN = "up", "down"
 
@@ -38,7 +38,7 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 _AT_ONCE = 2**16
 
 
-def said(parts: Parts) -> list[Message]:
+def messages_of(parts: Parts) -> list[Message]:
     """What a message says; payloads say nothing."""
     messages = []
     for part in parts:
@@ -49,7 +49,7 @@ def said(parts: Parts) -> list[Message]:
 
 def kinds(parts: Parts) -> set[type[Message]]:
     """The kinds of message in it."""
-    return {type(message) for message in said(parts)}
+    return {type(message) for message in messages_of(parts)}
 
 
 class Framing:
@@ -128,7 +128,7 @@ class _Connection:
     ways: dict[str, Way]
     sockets: dict[str, socket.socket]  #: by the way that is read from it
     writing: dict[str, threading.Lock] = field(default_factory=lambda: {UP: threading.Lock(), DOWN: threading.Lock()})
-    one_sided: bool = False  #: one side was reset, and the other is not to know
+    is_half_reset: bool = False  #: one side was reset, and the other is not to know
 
     def start(self) -> None:
         for way in (UP, DOWN):
@@ -161,14 +161,14 @@ class _Connection:
                 for parts in [piece] if isinstance(piece, bytes) else rules.change(piece):
                     self.write(way, parts if isinstance(parts, bytes) else framed(parts))
             rules.open.wait()
-            if not self.one_sided:
+            if not self.is_half_reset:
                 self.sink(way).shutdown(socket.SHUT_WR)
         except OSError:
             self._lose()
 
     def _lose(self) -> None:
         """One side is gone without a good-bye: so is the other, unless it is not to know."""
-        if not self.one_sided:
+        if not self.is_half_reset:
             self.reset(UP, DOWN)
 
     def write(self, way: str, data: bytes) -> None:
@@ -177,17 +177,17 @@ class _Connection:
 
     def reset(self, *ways: str) -> None:
         """Reset the sides that these ways are read from."""
-        self.one_sided = len(ways) == 1
+        self.is_half_reset = len(ways) == 1
         for way in ways:
             with contextlib.suppress(OSError):
                 _reset(self.sockets[way])
 
 
-def _reset(one: socket.socket) -> None:
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+def _reset(opened: socket.socket) -> None:
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with contextlib.suppress(OSError):
-        one.shutdown(socket.SHUT_RD)  # wakes whoever reads it; the reset comes with the closing
-    one.close()
+        opened.shutdown(socket.SHUT_RD)  # wakes the thread that reads it; the reset comes with the closing
+    opened.close()
 
 
 class Proxy:
@@ -226,8 +226,8 @@ class Proxy:
             except OSError:
                 _reset(client)
                 return
-            for one in (client, server):
-                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = _Connection(self.ways, {UP: client, DOWN: server})
             self._connections.append(connection)
             self.accepted += 1

@@ -35,8 +35,8 @@ def write_records(path: Path, records: Iterable[bytes]) -> Path:
 def write_array_records(path: Path, records: Iterable[bytes]) -> Path:
     """A file of records that are not compressed, as the format's own library writes it."""
     writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed")
-    for one in records:
-        writer.write(one)
+    for content in records:
+        writer.write(content)
     writer.close()
     return path
 

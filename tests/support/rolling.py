@@ -118,7 +118,7 @@ class Rolling:
         return part
 
     def end(self, name: str) -> None:
-        """End a process in good order, as whoever upgrades it does."""
+        """End a process in good order, as an operator who upgrades it does."""
         process = self.parts[name].process
         process.terminate()
         assert process.wait(60) in {0, -15}, self.text(name)

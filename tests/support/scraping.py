@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.metrics.names import Metric
-    from shared.wire.declared import Role
+    from shared.wire.message_parts import Role
 
 for _module in ("loader_server.metrics", "trainer_client.session.metrics"):  # metrics register themselves
     importlib.import_module(_module)
@@ -41,7 +41,9 @@ def fetch_metrics(address: str, token: str = "") -> Scrape:
 
 def total(scrape: Scrape, name: str, **labels: str) -> float:
     """The sum of a metric over all samples with these labels."""
-    return sum(value for (one, had), value in scrape.items() if one == name and labels.items() <= dict(had).items())
+    return sum(
+        value for (sample, had), value in scrape.items() if sample == name and labels.items() <= dict(had).items()
+    )
 
 
 def read_targets(folder: Path) -> dict[str, dict[str, Any]]:

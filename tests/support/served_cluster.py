@@ -54,12 +54,12 @@ class ServedCluster:
 
     def ended(self, code: int = 0) -> dict[str, list[str]]:
         """What each has said, once all of them have ended with this code."""
-        said = {}
+        outputs = {}
         for name, program in self.running.items():
             got, lines, complained = program.ended(180)
             assert got == code, (name, lines, complained)
-            said[name] = lines.splitlines()
-        return said
+            outputs[name] = lines.splitlines()
+        return outputs
 
     def __enter__(self) -> Self:
         return self

@@ -15,7 +15,7 @@ from loader_server.sources.registry import settings_of_sources
 from loader_server.transforms.find import settings_of_built_ins
 from shared.bad_limit import BadLimit
 from shared.settings.job import JobSettings, StreamSettings
-from shared.settings.values import byte_count, duration_s
+from shared.settings.parsers import byte_count, duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable

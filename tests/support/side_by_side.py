@@ -122,7 +122,7 @@ class _Distributor:
         self._processes.append(_TestProcess(number, pid, ours))
 
     def _hear_all(self) -> None:
-        heard = wait([one for process in self._processes for one in (process.connection, process.pidfd)])
+        heard = wait([source for process in self._processes for source in (process.connection, process.pidfd)])
         for process in self._processes[:]:
             if process.connection in heard:  # what it has said comes before its end
                 self._hear(process)
@@ -162,8 +162,8 @@ class _Distributor:
         status = process.wait()
         if process.at is not None:
             item = self._session.items[process.at]
-            said = f"its process ended with {status} during this test"
-            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", said, "call")
+            reason = f"its process ended with {status} during this test"
+            report = pytest.TestReport(item.nodeid, item.location, {}, "failed", reason, "call")
             self._session.config.hook.pytest_runtest_logreport(report=report)
         elif status:
             raise RuntimeError(f"a process ended with {status} between two tests")
@@ -245,7 +245,7 @@ def _settle(config: pytest.Config, teller: _Teller, folder: Any) -> None:
 
 
 def _run_modules(session: pytest.Session, teller: _Teller) -> None:
-    """One after the other; the last test of one is told what comes next, so that what both need stays."""
+    """One after the other; the last test of one learns what comes next, so that what both need stays."""
     module = teller.next()
     while module:
         following = module

@@ -24,7 +24,7 @@ def spec_of(name: str, base: Path, **table: Any) -> SourceSpec:
 
 
 def index_source(spec: SourceSpec, folder: Path | None = None, **how: Any) -> IndexReport:
-    """Make its index, beside the data if nothing else is said."""
+    """Make its index, beside the data by default."""
     own = {"folder": folder or spec.base / "index", "processes": 1}
     return make_index(IndexRequest(spec=spec, source=spec.make(), **{**own, **how}))
 

@@ -60,11 +60,11 @@ class StoreProxy:
 
     def fetched(self, name: str = "") -> int:
         """Bytes of the bodies of all answers to GET whose path has this in it."""
-        return sum(one.nbytes for one in self.requests if one.method == "GET" and name in one.path)
+        return sum(request.nbytes for request in self.requests if request.method == "GET" and name in request.path)
 
     def asked(self) -> Counter[str]:
         """How often, by method."""
-        return Counter(one.method for one in self.requests)
+        return Counter(request.method for request in self.requests)
 
     def __enter__(self) -> Self:
         return self

@@ -102,7 +102,7 @@ def _run(folder: Path) -> None:
         if rank:
             loop._model.variables[0].assign(loop._model.variables[0] + 1)
         came["unequal"] = _refusal(loop.check_replicas)
-        came["different"] = _refusal(partial(_trained, placement, feed(), model=partial(OneOfTwo, rank)))
+        came["different"] = _refusal(partial(_trained, placement, feed(), model=partial(HalfTrained, rank)))
         poisoned = feed()
         if rank:
             _poison(poisoned)
@@ -132,7 +132,7 @@ def _refusal_at_last(act):
     return refusals[-1]
 
 
-class OneOfTwo(keras.Model):
+class HalfTrained(keras.Model):
     """Trains one variable in one process, and another in others."""
 
     def __init__(self, rank):

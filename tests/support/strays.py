@@ -1,7 +1,7 @@
 """Workers that a test makes: they speak the protocol from the test's own process, and say what the test wants.
 
 `Registrar` talks to a real coordinator in the name of any number of workers; `Greeter` listens as one of them,
-welcomes whoever comes and builds nothing.
+welcomes every peer and builds nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Registrar:
 
     def register(self, incarnation: int, endpoint: str, *, boot_id: str = "") -> m.Message:
         """Register one; the coordinator's answer."""
-        said = m.Register(
+        message = m.Register(
             worker=f"stray-{incarnation}",
             incarnation=incarnation,
             endpoint=endpoint,
@@ -46,7 +46,7 @@ class Registrar:
             builder=self._builder,
             metrics="",
         )
-        self._socket.send(encode(said))
+        self._socket.send(encode(message))
         return self._hear()
 
     def _hear(self) -> m.Message:

@@ -9,7 +9,7 @@ import sentencepiece
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from loader_server.sources.batch_columns import Ragged
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -173,7 +173,7 @@ def holds_the_gil(sample: dict[str, Any], rng: np.random.Generator) -> None:
 
 @transform()
 def leaves_a_child(sample: dict[str, Any], rng: np.random.Generator) -> None:
-    """Forks a child that lives on, once in each process: who forked whom is said in the folder STOKER_TEST_CHILDREN."""
+    """Forks a child that lives on, once in each process: who forked whom stands in the folder STOKER_TEST_CHILDREN."""
     mark = Path(os.environ["STOKER_TEST_CHILDREN"]) / str(os.getpid())
     if mark.exists():
         return
@@ -188,7 +188,7 @@ def _named(variable: str) -> str:
 
 
 @transform()
-def slow_in_one_worker(sample: dict[str, Any], rng: np.random.Generator) -> None:
+def slow_in_named_worker(sample: dict[str, Any], rng: np.random.Generator) -> None:
     """Some hundred times slower in the process whose number is in the file that STOKER_TEST_SLOW_WORKER names."""
     marker = Path(os.environ["STOKER_TEST_SLOW_WORKER"])
     slow_here = marker.exists() and marker.read_text() == str(os.getpid())

@@ -35,20 +35,20 @@ def run_without(commands: Sequence[tuple[str, ...]]) -> list[tuple[int, str]]:
     how = {"env": {**os.environ, "PYTHONPATH": str(ROOT)}, "text": True, "stdout": subprocess.PIPE}
     command = [sys.executable, "-m", "tests.support.without_package"]
     done = subprocess.run(command, input=json.dumps(commands), check=True, **how)
-    return [(code, said) for code, said in json.loads(done.stdout)]
+    return [(code, output) for code, output in json.loads(done.stdout)]
 
 
 def _forked(package: str, *arguments: str) -> tuple[int, str]:
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as output:
         child = os.fork()
         if not child:
-            os.dup2(said.fileno(), 1)
-            os.dup2(said.fileno(), 2)
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
             sys.modules[package] = None  # type: ignore[assignment] - so that importing it fails
             main(arguments)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        said.seek(0)
-        return code, said.read()
+        output.seek(0)
+        return code, output.read()
 
 
 def _import_what_all_need(lacking: set[str]) -> None:

@@ -34,11 +34,11 @@ def nobody() -> Iterator[str]:
 
 def welcome(**other: object) -> m.Welcome:
     """What a worker answers Hello with."""
-    said: dict[str, object] = {
+    fields: dict[str, object] = {
         "worker": "w1", "incarnation": 1, "shared": False, "reason": "", "float32": "float32", "compression": "none",
         "sealed_port": 0,
     }  # fmt: skip
-    return m.Welcome(**{**said, **other})  # type: ignore[arg-type]
+    return m.Welcome(**{**fields, **other})  # type: ignore[arg-type]
 
 
 class WorkerEnd:
@@ -66,7 +66,7 @@ class WorkerEnd:
         return [decode(frame) for frame in frames]
 
     def say(self, *frames: m.Message | bytes) -> None:
-        """Say all of it at once to whoever spoke last."""
+        """Say all of it at once to the peer that spoke last."""
         encoded = [frame if isinstance(frame, bytes) else encode(frame) for frame in frames]
         self.router.send_multipart([self.identity, *encoded])
 

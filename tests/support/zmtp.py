@@ -57,6 +57,6 @@ def raw_client(endpoint: str, *, greets: bool = True, identity: bytes = b"") -> 
 
 
 def reset(client: socket.socket) -> None:
-    """Hang up at once: what was not sent yet is thrown away, and the other side is told."""
+    """Hang up at once: what was not sent yet is thrown away, and the other side learns of it."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()

@@ -6,8 +6,8 @@ import threading
 import numpy as np
 
 from shared.hashing import digest64
+from shared.wire.message_parts import Ticket, WireShape
 from shared.wire.messages import Pushed
-from shared.wire.parts import Ticket, WireShape
 from trainer_client.batch import Batch, owned
 
 

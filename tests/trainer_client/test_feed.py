@@ -9,7 +9,7 @@ import pytest
 import trainer_client
 from shared.errors import ClosedError, EndedError, LostError, SettingsError
 from shared.wire import messages as m
-from shared.wire.parts import Cursor, WireShape
+from shared.wire.message_parts import Cursor, WireShape
 from tests.support.ends import Ends
 from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, DIGEST, SHAPE
@@ -143,7 +143,7 @@ def test_what_was_read_before_going_elsewhere_counts_for_no_epoch(feed):
 def test_the_group_of_later_epochs_is_what_the_coordinator_said_last():
     with Ends() as ends, trainer_client.connect(ends.endpoint) as feed:
         assert feed.state()["group"] == 4
-        ends.said["next_group"] = 2
+        ends.facts["next_group"] = 2
         feed.restore({**feed.state(), "epoch": 1})
         with feed.open() as reading:
             batches = list(reading)

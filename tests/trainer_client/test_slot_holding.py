@@ -16,7 +16,7 @@ from trainer_client.batch import owned
 from trainer_client.core.slot_states import SlotState, SlotStates
 
 if TYPE_CHECKING:
-    from shared.wire.parts import Ticket
+    from shared.wire.message_parts import Ticket
 
 SLOTS = 4
 NBYTES = 4096

@@ -18,7 +18,7 @@ from shared.wire import messages as m
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:
-    from shared.wire.parts import Cursor, DoneSet
+    from shared.wire.message_parts import Cursor, DoneSet
     from trainer_client.core.settings import CoreSettings
 
 __all__ = ["Attachment", "attach_request"]

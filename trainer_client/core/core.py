@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
-from shared.wire.refusals import error_of
+from shared.wire.refusing import error_of
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.attached_stream import AttachedStream

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shared.errors import StokerError
     from shared.wire import messages as m
-    from shared.wire.parts import Cursor, DoneSet, Lease
+    from shared.wire.message_parts import Cursor, DoneSet, Lease
     from trainer_client.core.upcoming import Position
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shared.errors import EndedError
     from shared.wire import messages as m
-    from shared.wire.parts import DoneSet
+    from shared.wire.message_parts import DoneSet
     from trainer_client.core.stream_spec import StreamSpec
     from trainer_client.core.upcoming import UpcomingBatch
 

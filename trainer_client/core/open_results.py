@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
-from shared.wire.parts import clipped
+from shared.wire.message_parts import clipped
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:

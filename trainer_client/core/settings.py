@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.wire.lease_work import VERIFY, VERIFY_WANTS
+from shared.wire.topics.work_messages import VERIFY, VERIFY_WANTS
 
 if TYPE_CHECKING:
     from trainer_client.core.stream_spec import StreamSpec

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 
-from shared.wire.parts import Ticket
+from shared.wire.message_parts import Ticket
 
 __all__ = ["SlotState", "SlotStates"]
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from shared.wire.layout import BucketShape, Field, Layout, layout_of
+from shared.wire.batch_layout import BucketShape, Field, Layout, layout_of
 
 if TYPE_CHECKING:
+    from shared.wire.message_parts import WireShape
     from shared.wire.messages import Attached, Pushed
-    from shared.wire.parts import WireShape
     from trainer_client.core.upcoming import UpcomingBatch
 
 __all__ = ["StreamSpec"]

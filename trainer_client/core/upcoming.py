@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shared.errors import StokerError
+    from shared.wire.message_parts import Lease, Ticket
     from shared.wire.messages import Pushed
-    from shared.wire.parts import Lease, Ticket
 
 __all__ = ["Course", "Entry", "Position", "Ranks", "Upcoming", "UpcomingBatch"]
 

@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared.audio.conventions import CONVENTIONS, EMPHASIS, OWN
-from shared.audio.features import LogMelSettings
-from shared.audio.mel_frames import mel_frames
+from shared.audio.features import LogMelSettings, mel_frames
 from trainer_client.layers.table_layer import TableLayer
 
 __all__ = ["LogMel"]

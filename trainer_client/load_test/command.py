@@ -7,52 +7,41 @@ repeated, no trainer failed, and every limit was kept; it distinguishes a lost s
 from __future__ import annotations
 
 import json
-import os
 import sys
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from shared.system.closed_places import refuse_closed
-from trainer_client.load_test.conductor import LoadPlan, conduct
+from shared.stores.own_files import refuse_closed
+from trainer_client.load_test.conductor import conduct
 from trainer_client.load_test.interrupts import Interrupts
 from trainer_client.load_test.own_job import OwnJob
-from trainer_client.load_test.report.document import FORMAT, markdown, read_report, write_report
+from trainer_client.load_test.report.document import FORMAT, machine, markdown, read_report, versions, write_report
 from trainer_client.load_test.report.figures import broken, curves_of, figures_of, together
-from trainer_client.load_test.report.machine import machine, versions
-from trainer_client.load_test.thin_trainer import ThinRun
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trainer_client.load_test.report.figures import LoadLimits
+    from trainer_client.load_test.thin_trainer import ThinRun
 
-__all__ = ["Asked", "load_test"]
-
-#: With more threads than this, threads of one Python process wait for each other more than for batches.
-_TRAINERS_A_PROCESS = 100
+__all__ = ["LoadTestOrder", "load_test"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class LoadTestOrder:
     """Options of the command line."""
 
     mode: str
-    trainers: int
-    step_ms: float
-    seconds: float
+    #: What each trainer does; without an endpoint the test starts loaders of its own.
+    run: ThinRun
     repeats: int
     processes: int
-    prefetch: int
-    tcp: bool
-    feed: str
-    stream: str
-    keys: str
-    connect_timeout_s: float
+    #: Of the test's own job.
     workers: int
     seed: int
     limits: LoadLimits
@@ -63,103 +52,85 @@ class Asked:
     @property
     def settings(self) -> dict[str, Any]:
         """Return the settings that affect the figures."""
-        own = {} if self.feed else {"workers": self.workers or os.cpu_count() or 1, "seed": self.seed}
+        run = self.run
+        own_job = {} if run.endpoint else {"workers": self.workers, "seed": self.seed}
         return {
-            "trainers": self.trainers,
-            "step_ms": self.step_ms if self.mode == "train" else None,
-            "seconds": self.seconds,
+            "trainers": run.world,
+            "step_ms": round(1000 * run.step_s, 6) if self.mode == "train" else None,
+            "seconds": run.seconds,
             "repeats": self.repeats,
-            "processes": self.processes or _processes(self.trainers),
-            "prefetch": self.prefetch,
-            "by": "TCP" if self.tcp else "shared memory",
-            "feed": self.feed,
-            "stream": self.stream,
-            **own,
+            "processes": self.processes,
+            "prefetch": run.prefetch,
+            "by": "shared memory" if run.shared_memory else "TCP",
+            "feed": run.endpoint,
+            "stream": run.stream,
+            **own_job,
         }
 
 
-def _processes(trainers: int) -> int:
-    return -(-trainers // _TRAINERS_A_PROCESS)
-
-
-def load_test(asked: Asked) -> int:
+def load_test(order: LoadTestOrder) -> int:
     """Run the test, print and write its report, and return the exit code."""
-    if asked.report is not None:
-        refuse_closed(asked.report, where="--report")
-    old = read_report(asked.compare) if asked.compare is not None else None
-    document = _document(asked, machine())
-    if asked.report is not None:
-        for path in write_report(asked.report, document, old):
+    # Before anything runs: a folder or an old report that is of no use would be noticed only after minutes.
+    if order.report is not None:
+        refuse_closed(order.report, where="--report")
+    old = read_report(order.compare) if order.compare is not None else None
+    document = _document(order)
+    if order.report is not None:
+        for path in write_report(order.report, document, old):
             print(f"wrote {path}", file=sys.stderr)
     for error in dict.fromkeys(error for run in document["runs"] for error in run["errors"]):
         print(f"trainer-client: {error}", file=sys.stderr)
-    for said in document["broken"]:
-        print(f"trainer-client: not kept: {said}", file=sys.stderr)
-    print(json.dumps(document["figures"]) if asked.as_json else markdown(document, old), end="\n" * asked.as_json)
+    for problem in document["broken"]:
+        print(f"trainer-client: not kept: {problem}", file=sys.stderr)
+    print(json.dumps(document["figures"]) if order.as_json else markdown(document, old), end="\n" * order.as_json)
     return max([1, *(run["exit_code"] for run in document["runs"])]) if document["broken"] else 0
 
 
-def _document(asked: Asked, where: dict[str, Any]) -> dict[str, Any]:
+def _document(order: LoadTestOrder) -> dict[str, Any]:
     """Run all repeats and return the report's document: settings, machine, figures, runs."""
+    described = machine()  # first, because it has the load before the test
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    runs = [_run(asked, repeat) for repeat in range(asked.repeats)]
+    runs = [_run(order, repeat) for repeat in range(order.repeats)]
     figures = together([run["figures"] for run in runs])
     return {
         "format": FORMAT,
-        "mode": asked.mode,
+        "mode": order.mode,
         "at": at,
-        "settings": asked.settings,
-        "seed": asked.seed,
-        "limits": asdict(asked.limits),
-        "machine": where,
+        "settings": order.settings,
+        "seed": order.seed,
+        "limits": asdict(order.limits),
+        "machine": described,
         "versions": versions(),
         "figures": figures,
-        "broken": broken(figures, asked.limits),
+        "broken": broken(figures, order.limits),
         "runs": runs,
     }
 
 
-def _run(asked: Asked, repeat: int) -> dict[str, Any]:
+def _run(order: LoadTestOrder, repeat: int) -> dict[str, Any]:
     """Run one repeat, with loaders of its own unless running ones were named, and return its figures."""
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         progress = stack.enter_context(_progress_bar())
-        title = f"repeat {repeat + 1} of {asked.repeats}" if asked.repeats > 1 else asked.mode
-        task = progress.add_task(f"{title}: starting", total=_expected_steps(asked))
-        job = None
-        if not asked.feed:
-            job = stack.enter_context(
-                OwnJob(seed=asked.seed, workers=asked.workers or os.cpu_count() or 1, interrupts=interrupts)
-            )
-        plan = LoadPlan(
-            trainers=asked.trainers,
-            processes=min(asked.processes or _processes(asked.trainers), asked.trainers),
-            run=ThinRun(
-                endpoint=job.endpoint if job else asked.feed,
-                stream=asked.stream,
-                world=asked.trainers,
-                step_s=asked.step_ms / 1000 if asked.mode == "train" else 0.0,
-                seconds=asked.seconds,
-                prefetch=asked.prefetch,
-                shared_memory=not asked.tcp,
-                keys=asked.keys,
-                connect_timeout_s=asked.connect_timeout_s,
-            ),
-        )
+        title = f"repeat {repeat + 1} of {order.repeats}" if order.repeats > 1 else order.mode
+        steps = order.run.world * order.run.seconds / order.run.step_s if order.run.step_s else None
+        task = progress.add_task(f"{title}: starting", total=steps)
+        run, loader_cpu_s = order.run, None
+        if not run.endpoint:
+            job = stack.enter_context(closing(OwnJob(seed=order.seed, workers=order.workers, interrupts=interrupts)))
+            run, loader_cpu_s = replace(run, endpoint=job.endpoint), job.cpu_s
         measured = conduct(
-            plan,
+            run,
+            min(order.processes, run.world),
             interrupts,
-            job.cpu_s if job else None,
-            lambda steps: progress.update(task, completed=steps, description=f"{title}: {steps} batches"),
+            loader_cpu_s,
+            lambda done: progress.update(task, completed=done, description=f"{title}: {done} batches"),
         )
-        exit_code = max(measured.exit_codes, default=0)
-        return {"figures": figures_of(measured, asked.trainers), "exit_code": exit_code, **curves_of(measured)}
-
-
-def _expected_steps(asked: Asked) -> float | None:
-    if asked.mode != "train" or not asked.step_ms:
-        return None
-    return asked.trainers * asked.seconds * 1000 / asked.step_ms
+        return {
+            "figures": figures_of(measured, run.world),
+            "exit_code": max(measured.exit_codes, default=0),
+            **curves_of(measured),
+        }
 
 
 def _progress_bar() -> Progress:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -17,29 +16,20 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import StokerError
-from trainer_client.load_test.audit import Lap, audited
+from trainer_client.load_test.delivery_audit import Lap, audited
 from trainer_client.load_test.report.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trainer_client.load_test.audit import Discrepancies
+    from trainer_client.load_test.delivery_audit import Discrepancies
     from trainer_client.load_test.interrupts import Interrupts
     from trainer_client.load_test.thin_trainer import ThinRun
 
-__all__ = ["AttachError", "CrewError", "LoadPlan", "Measured", "conduct"]
+__all__ = ["AttachError", "CrewError", "Measured", "conduct"]
 
 #: Time between the order to begin and the beginning, so that all crews have received it.
 _LEAD_S = 0.3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadPlan:
-    """Plan of a load test: numbers of trainers and processes, and the run of each trainer."""
-
-    trainers: int
-    processes: int
-    run: ThinRun
 
 
 class AttachError(StokerError):
@@ -62,6 +52,7 @@ class Measured:
     rows: int = 0
     nbytes: int = 0
     wall_s: float = 0.0
+    #: Processor time of crews and conductor, and of the loaders (None: they are not ours).
     harness_cpu_s: float = 0.0
     loader_cpu_s: float | None = None
     audit: Discrepancies | None = None
@@ -84,95 +75,101 @@ class Measured:
 class _Process:
     """One crew's process, as the conductor sees it."""
 
-    def __init__(self, plan: LoadPlan, ranks: Sequence[int]) -> None:
+    def __init__(self, run: ThinRun, ranks: Sequence[int]) -> None:
         self.ranks = ranks
         self.ready = False
+        #: Errors of trainers that could not attach, with exit codes.
         self.failed: list[tuple[str, int]] = []
         self.result: dict[str, Any] | None = None
+        #: Batches that its trainers have got so far.
         self.progress = 0
-        self._heard = b""
+        #: The beginning of a message whose end has not come yet.
+        self._partial = b""
         command = [sys.executable, "-m", "trainer_client.load_test.crew"]
+        # In a session of its own: a terminal's Ctrl-C comes to us alone, and we end the crews in good order.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        self.tell(run=asdict(plan.run), ranks=list(ranks))
-
-    @property
-    def file(self) -> int:
-        """Return the file descriptor of its output."""
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
-        return self.process.stdout.fileno()
+        self._input, self._output = self.process.stdin, self.process.stdout
+        #: The descriptor of its output.
+        self.file = self._output.fileno()
+        self.tell(run=asdict(run), ranks=list(ranks))
 
     def tell(self, **line: object) -> None:
         """Send it a message; raise CrewError if it has ended."""
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write((json.dumps(line) + "\n").encode())
-            self.process.stdin.flush()
+            self._input.write((json.dumps(line) + "\n").encode())
+            self._input.flush()
         except BrokenPipeError:
             raise self._make_end_error() from None
 
     def hear(self) -> None:
         """Read its messages; raise CrewError if it ended without a result."""
-        more = os.read(self.file, 2**20)
-        if not more and self.result is None:
+        received = os.read(self.file, 2**20)
+        if not received and self.result is None:
             raise self._make_end_error()
-        *lines, self._heard = (self._heard + more).split(b"\n")
+        *lines, self._partial = (self._partial + received).split(b"\n")
         for line in lines:
-            said: dict[str, Any] = json.loads(line)
-            self.ready = self.ready or "ready" in said
-            self.failed += said.get("failed", [])
-            self.progress = said.get("progress", self.progress)
-            self.result = said.get("result", self.result)
+            message: dict[str, Any] = json.loads(line)
+            self.ready = self.ready or "ready" in message
+            self.failed += message.get("failed", [])
+            self.progress = message.get("progress", self.progress)
+            self.result = message.get("result", self.result)
 
     def _make_end_error(self) -> CrewError:
         return CrewError(
             expected=f"the process of trainers {self.ranks[0]} to {self.ranks[-1]} to go on",
             got=f"its end, with exit code {self.process.wait()}",
             where="load test",
-            remedy="Its own error stands above; if it was killed, memory may be short: use fewer trainers.",
+            remedy="See its own error above. If it was killed, memory may be short: use fewer trainers.",
         )
 
     def close(self) -> None:
         """End the process, which exits when its input ends; kill it after 5 s."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
+            self._input.close()
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.process.stdout.close()
+        self._output.close()
 
 
 def conduct(
-    plan: LoadPlan, interrupts: Interrupts, loader_cpu_s: Callable[[], float] | None, on_progress: Callable[[int], None]
+    run: ThinRun,
+    processes: int,
+    interrupts: Interrupts,
+    loader_cpu_s: Callable[[], float] | None,
+    on_progress: Callable[[int], None],
 ) -> Measured:
-    """Run the test once and return the measurements; raise AttachError if a trainer cannot attach."""
+    """Run the test once, with all ranks in so many processes, and return the measurements.
+
+    Raise AttachError if a trainer cannot attach, and CrewError if a process ends early.
+    """
     crews: list[_Process] = []
     try:
-        for share in _shares(plan.trainers, plan.processes):
-            crews.append(_Process(plan, share))  # noqa: PERF401 - one at a time, so that `finally` closes those that were started
+        for share in range(processes):
+            # Consecutive ranks, divided as evenly as possible. Appended one at a time, so that `finally` closes those
+            # that were started.
+            ranks = range(run.world * share // processes, run.world * (share + 1) // processes)
+            crews.append(_Process(run, ranks))
         _listen(crews, interrupts, lambda crew: crew.ready, on_progress)
-        _refuse_if_some_failed(crews, plan)
+        _refuse_if_some_failed(crews)
+        # Everyone begins at the same moment of the monotonic clock, which all processes of a machine share.
         began_s = time.monotonic() + _LEAD_S
         for crew in crews:
             crew.tell(begin_s=began_s)
-        own_s, loader_s = _own_cpu_s(), loader_cpu_s() if loader_cpu_s else 0.0
+        own_s, loader_s = time.process_time(), loader_cpu_s() if loader_cpu_s else 0.0
         _listen(crews, interrupts, lambda crew: crew.result is not None, on_progress)
-        measured = _together(crews, plan)
-        measured.harness_cpu_s += _own_cpu_s() - own_s
+        measured = _combined(crews, run.world)
+        measured.harness_cpu_s += time.process_time() - own_s
         if loader_cpu_s is not None:
             measured.loader_cpu_s = loader_cpu_s() - loader_s
         return measured
     finally:
         for crew in crews:
             crew.close()
-
-
-def _shares(trainers: int, processes: int) -> list[range]:
-    """Return consecutive ranks for each process, divided as evenly as possible."""
-    return [range(trainers * share // processes, trainers * (share + 1) // processes) for share in range(processes)]
 
 
 def _listen(
@@ -188,26 +185,21 @@ def _listen(
         on_progress(sum(crew.progress for crew in crews))
 
 
-def _refuse_if_some_failed(crews: list[_Process], plan: LoadPlan) -> None:
+def _refuse_if_some_failed(crews: list[_Process]) -> None:
     """Raise AttachError if any trainer could not attach."""
-    failed = [one for crew in crews for one in crew.failed]
-    if failed:
-        first, exit_code = failed[0]
+    failures = [failure for crew in crews for failure in crew.failed]
+    if failures:
+        error, exit_code = failures[0]
         raise AttachError(
             exit_code=exit_code,
-            expected=f"{plan.trainers} trainers to attach",
-            got=f"{len(failed)} that could not, the first: {first.rstrip('.')}",
+            expected=f"{sum(len(crew.ranks) for crew in crews)} trainers to attach",
+            got=f"{len(failures)} that could not, the first: {error.rstrip('.')}",
             where="load test",
-            remedy="Mend that, then run the test again.",
+            remedy="Fix the first error, then run the test again.",
         )
 
 
-def _own_cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def _together(crews: list[_Process], plan: LoadPlan) -> Measured:
+def _combined(crews: list[_Process], world: int) -> Measured:
     """Return the combined measurements of all crews, with the audit."""
     measured, laps = Measured(), list[Lap]()
     for crew in crews:
@@ -220,7 +212,7 @@ def _together(crews: list[_Process], plan: LoadPlan) -> Measured:
         for trainer in crew.result["trainers"]:
             _add(measured, trainer)
             laps.extend(Lap(**{**lap, "numbers": tuple(lap["numbers"])}) for lap in trainer["laps"])
-    measured.audit = audited(laps, plan.run.world)
+    measured.audit = audited(laps, world)
     return measured
 
 

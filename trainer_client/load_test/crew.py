@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import select
 import signal
 import sys
@@ -17,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from shared.command import allow_many_files
+from shared.commands import allow_many_files
 from shared.errors import LostError
 from shared.logs import start_logging
 from trainer_client.load_test.report.histogram import Histogram
@@ -59,6 +58,7 @@ class _Crew:
             while started < min(len(self._trainers), done + _ATTACHING):
                 self._trainers[started].start()
                 started += 1
+            # A trainer may wait a minute to attach: look whether our input has ended meanwhile, or we would outlive it.
             while not self._ready.acquire(timeout=_TELL_EVERY_S):
                 _hear(0)
 
@@ -71,14 +71,15 @@ class _Crew:
         at_s = float(_hear(None)["begin_s"])
         for trainer in self._trainers:
             trainer.begin(at_s)
+        # Processor time counts from the beginning on, so that figures leave out imports and attaching.
         _hear(max(0.0, at_s - time.monotonic()))
-        began_cpu_s = _cpu_s()
+        began_cpu_s = time.process_time()
         while any(trainer.is_alive() for trainer in self._trainers):
             _hear(_TELL_EVERY_S)
             _say(progress=sum(trainer.tally.steps for trainer in self._trainers))
             if time.monotonic() > at_s + self._run.seconds:
                 self._join(at_s)
-        _say(result=self._result(_cpu_s() - began_cpu_s, time.monotonic() - at_s))
+        _say(result=self._result(time.process_time() - began_cpu_s, time.monotonic() - at_s))
 
     def _join(self, at_s: float) -> None:
         """Wait for all trainers' current step and late batches, and fail those that still wait for a batch."""
@@ -115,11 +116,6 @@ class _Crew:
                 trainer.join(max(0.0, until_s - time.monotonic()))
 
 
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 def _say(**line: object) -> None:
     with contextlib.suppress(BrokenPipeError):  # the conductor is gone: our input has ended as well
         sys.stdout.write(json.dumps(line) + "\n")
@@ -133,13 +129,12 @@ def _hear(timeout_s: float | None) -> dict[str, Any]:
     line = sys.stdin.readline()
     if not line:
         raise _Ended
-    heard: dict[str, Any] = json.loads(line)
-    return heard
+    return json.loads(line)  # type: ignore[no-any-return] # the conductor sends objects only
 
 
 def main() -> None:
     """Run the crew, and end the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the conductor closes our input instead
     allow_many_files()
     start_logging(level="warning")
     crew = None

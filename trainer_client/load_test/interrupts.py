@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from shared.command import Terminated
+from shared.commands import Terminated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,12 +31,12 @@ class Interrupts:
     def __enter__(self) -> Self:
         self._receiving, self._sending = socket.socketpair()
         self._sending.setblocking(False)  # noqa: FBT003 - its only parameter
-        self._came: type[KeyboardInterrupt] | None = None
+        self._interruption: type[KeyboardInterrupt] | None = None
         self._before: list[Any] = [signal.signal(number, self._note) for number in _SIGNALS]
         return self
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self._came = Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        self._interruption = Terminated if number == signal.SIGTERM else KeyboardInterrupt
         with suppress(BlockingIOError):
             self._sending.send(b"!")
 
@@ -46,10 +46,11 @@ class Interrupts:
         Raise KeyboardInterrupt (or Terminated) as soon as a signal comes, or if one came before.
         """
         ours = self._receiving.fileno()
+        # Our socket beside the files: a handler that only sets a flag would not end a `select` that Python resumes.
         ready, _, _ = select.select([*files, ours], [], [], timeout_s)
-        if self._came is not None:
-            raise self._came
-        return [one for one in ready if one != ours]
+        if self._interruption is not None:
+            raise self._interruption
+        return [file for file in ready if file != ours]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -58,5 +59,5 @@ class Interrupts:
             signal.signal(number, handler)
         self._receiving.close()
         self._sending.close()
-        if self._came is not None and error is None:
-            raise self._came
+        if self._interruption is not None and error is None:
+            raise self._interruption

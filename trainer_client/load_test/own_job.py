@@ -17,14 +17,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from typing_extensions import Self
-
 from shared.errors import StokerError
 from shared.extras import how_to_get
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from trainer_client.load_test.interrupts import Interrupts
 
 __all__ = ["JobError", "OwnJob"]
@@ -69,7 +65,7 @@ class OwnJob:
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
                 )
             self.endpoint = self._wait_until_served(interrupts)
-        except BaseException:
+        except BaseException:  # re-raised, an interrupt too: nobody else knows the folder and the process yet
             self.close()
             raise
 
@@ -77,15 +73,15 @@ class OwnJob:
         """Return the endpoint that the loaders print; raise JobError if they end first, or take too long."""
         assert self._process is not None
         assert self._process.stdout is not None
-        pipe, heard, until_s = self._process.stdout.fileno(), b"", time.monotonic() + _READY_TIMEOUT_S
+        pipe, output, until_s = self._process.stdout.fileno(), b"", time.monotonic() + _READY_TIMEOUT_S
         while time.monotonic() < until_s:
             ready = interrupts.wait([pipe], until_s - time.monotonic())
-            more = os.read(pipe, 4096) if ready else b""
-            heard += more
-            found = _SERVED.search(heard)
-            if found:
-                return found[1].decode()
-            if ready and not more:
+            received = os.read(pipe, 4096) if ready else b""
+            output += received
+            served = _SERVED.search(output)
+            if served:
+                return served[1].decode()
+            if ready and not received:  # the end of their output: they have ended
                 break
         raise JobError(
             expected="loaders that serve a synthetic job",
@@ -116,27 +112,20 @@ class OwnJob:
             self._process.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _children(pid: int) -> list[int]:
     """Return the ids of a process's children and their children; none if it has ended."""
     try:
-        found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
     except OSError:
         return []
-    return [one for child in found for one in (child, *_children(child))]
+    return [descendant for child in children for descendant in (child, *_children(child))]
 
 
 def _cpu_s(pid: int) -> float:
     """Return the processor time of a process; 0 if it has ended."""
     try:
+        # From the last bracket on, because a program's name may have spaces and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     except OSError:
         return 0.0

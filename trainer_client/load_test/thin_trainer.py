@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import StokerError
 from trainer_client.connecting import connect
-from trainer_client.load_test.audit import Lap
+from trainer_client.load_test.delivery_audit import Lap
 from trainer_client.load_test.report.histogram import Histogram
 
 if TYPE_CHECKING:
@@ -89,34 +89,32 @@ class ThinTrainer(threading.Thread):
 
     def run(self) -> None:
         """Attach and train, in the thread; keep an error as text and exit code."""
+        order = self._run
         try:
-            self._feed = self._connect()
+            self._feed = connect(
+                order.endpoint,
+                stream=order.stream,
+                work="measure",
+                rank=self.rank,
+                world=order.world,
+                prefetch=order.prefetch,
+                shared_memory=order.shared_memory,
+                keys=order.keys,
+                connect_timeout_s=order.connect_timeout_s,
+            )
             self._on_ready.release()
             with self._feed:
+                # Until all trainers of all crews have attached: the first would have the loaders to themselves.
                 self._go.wait()
                 time.sleep(max(0.0, self._began_s - time.monotonic()))
                 while not self._is_over():
                     self._lap(self._feed)
         except KeyboardInterrupt:
-            pass
-        except Exception as error:
+            pass  # `stop` raised it in our feed
+        except Exception as error:  # in a thread nobody else would see it: the crew reports it, with its exit code
             self.error = f"rank {self.rank}: {error}"
             self.exit_code = error.exit_code if isinstance(error, StokerError) else 1
             self._on_ready.release()
-
-    def _connect(self) -> Feed:
-        run = self._run
-        return connect(
-            run.endpoint,
-            stream=run.stream,
-            work="measure",
-            rank=self.rank,
-            world=run.world,
-            prefetch=run.prefetch,
-            shared_memory=run.shared_memory,
-            keys=run.keys,
-            connect_timeout_s=run.connect_timeout_s,
-        )
 
     def _is_over(self) -> bool:
         return self._stopped or time.monotonic() >= self._began_s + self._run.seconds

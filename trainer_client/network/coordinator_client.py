@@ -23,10 +23,10 @@ from shared.logs import Log
 from shared.silence import Silence
 from shared.sockets import connect_dealer, read_waiting, send_if_up
 from shared.system.endpoint_file import FollowedEndpoint
-from shared.system.limits import refuse_small_limits_of_client
+from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from shared.wire.refusals import error_of
+from shared.wire.refusing import error_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,11 @@ import zmq
 
 from shared.errors import LostError
 from shared.logs import Log
-from shared.pipelines.sent_graph import digest_of_graph
+from shared.pipelines.element_values import digest_of_graph
 from shared.wire import messages as m
-from shared.wire.parts import PIECE_BYTES
-from shared.wire.refusals import error_of
-from trainer_client.network.coordinator_client import lone_client
+from shared.wire.message_parts import PIECE_BYTES
+from shared.wire.refusing import error_of
+from trainer_client.network.coordinator_client import CoordinatorClient, lone_client
 
 if TYPE_CHECKING:
     from shared.keys import ClientKeys

@@ -25,7 +25,7 @@ from shared.endpoints import check_coordinator
 from shared.errors import LostError, SettingsError, StokerError, WorldChangedError
 from shared.logs import Log
 from shared.system.endpoint_file import FollowedEndpoint
-from shared.system.limits import refuse_small_limits_of_client
+from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.codec import refuse_unsendable
 from trainer_client.core import events as e
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from shared.memory import SlotMemory
+    from shared.wire.message_parts import Cursor, DoneSet
     from shared.wire.messages import Attached
-    from shared.wire.parts import Cursor, DoneSet
     from trainer_client.core.attached_stream import AttachedStream
     from trainer_client.core.stream_spec import StreamSpec
 

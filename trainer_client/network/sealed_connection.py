@@ -18,8 +18,8 @@ from shared.errors import ProtocolError
 from shared.logs import Log
 from shared.sockets import connect_sealed_dealer, read_waiting
 from shared.wire.codec import decode
+from shared.wire.message_parts import Seal
 from shared.wire.messages import Pushed
-from shared.wire.parts import Seal
 from shared.wire.payload import decode_payload
 from shared.wire.sealing import Opener
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shared.wire.layout import Layout
+    from shared.wire.batch_layout import Layout
     from shared.wire.messages import Pong
     from shared.wire.payload import PayloadEncoding
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shared.keys import ClientKeys
-    from shared.wire.layout import Layout
+    from shared.wire.batch_layout import Layout
     from shared.wire.messages import Message
 
 __all__ = ["WorkerConnection"]
@@ -85,10 +85,10 @@ class WorkerConnection:
 
     def read_changes(self) -> Iterator[bool]:
         """Yield each change of the connection: True if it came up, False if it went down."""
-        for event in read_connection_events(self.monitor):
-            if not event.up:
+        for is_up in read_connection_events(self.monitor):
+            if not is_up:
                 self.sealed.forget()
-            yield event.up
+            yield is_up
 
     def read(self, now_s: float) -> Iterator[tuple[Message, memoryview | SealedPayload | None]]:
         """Yield messages, with their payloads; hold back a Pong that overtook sealed payloads until they arrive."""

@@ -16,7 +16,7 @@ from shared.errors import LostError, RefusedError, StokerError
 from shared.logs import Log
 from shared.silence import Silence
 from shared.wire import messages as m
-from shared.wire.refusals import error_of
+from shared.wire.refusing import error_of
 from trainer_client.core.upcoming import Ranks
 from trainer_client.network.coordinator_client import WARN_AFTER_S, lone_client
 

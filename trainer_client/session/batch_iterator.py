@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from typing_extensions import Self
 
-from shared.wire.layout import RESET
+from shared.wire.batch_layout import RESET
 from trainer_client.network.outbox import Reader
 from trainer_client.session.call_checks import only_here
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from shared.wire.layout import Layout, Tensor
+    from shared.wire.batch_layout import Layout, Tensor
     from trainer_client.network.outbox import OfferedBatch
     from trainer_client.network.receiver import Receiver
 

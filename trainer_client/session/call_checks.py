@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
-from shared.wire.lease_work import MEASURE
+from shared.wire.topics.work_messages import MEASURE
 from trainer_client.core.workers.open_connections import MOST_REMOTE
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from shared.metrics.names import WAIT_BOUNDS_S
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
+    from shared.wire.message_parts import WireShape
     from shared.wire.messages import Pushed
-    from shared.wire.parts import WireShape
 
 #: How many batches that were read and not trained on are counted separately; older ones are merged.
 _MOST_UNTRAINED = 4096

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.errors import SettingsError
-from shared.wire.lease_work import plan_epoch
-from shared.wire.parts import NAME, DoneSet, EpochDone
+from shared.wire.message_parts import NAME, DoneSet, EpochDone
+from shared.wire.topics.work_messages import plan_epoch
 from trainer_client.core.events import EvaluationNamed, LeaseSettled
 from trainer_client.core.upcoming import Position
 from trainer_client.session.call_checks import fields_of_state, refused, whole
@@ -23,8 +23,8 @@ from trainer_client.session.trained_cursor import FeedCursor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shared.wire.message_parts import Lease
     from shared.wire.messages import Attached
-    from shared.wire.parts import Lease
     from trainer_client.core.upcoming import UpcomingBatch
     from trainer_client.network.outbox import OfferedBatch
     from trainer_client.network.receiver import Receiver

@@ -196,12 +196,12 @@ def _samples_while_used(
 def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:
     """Yield the samples of all metrics of a feed."""
     stream, counts = receiver.settings.core.stream, accounts.counts
-    yield MetricSamples.one(GARBAGE, receiver.count_garbage())
+    yield MetricSamples.single(GARBAGE, receiver.count_garbage())
     yield MetricSamples(DATA_WAIT, {(stream,): Spread(tuple(counts.waits), counts.wait_s)})
     if counts.step_wait_s is not None:
-        yield MetricSamples.one(STEP_WAIT, counts.step_wait_s, stream)
+        yield MetricSamples.single(STEP_WAIT, counts.step_wait_s, stream)
     for metric, number in _numbers(receiver, maker, accounts).items():
-        yield MetricSamples.one(metric, number, stream)
+        yield MetricSamples.single(metric, number, stream)
     for metric, parts in _parts(receiver.stream, counts).items():
         yield MetricSamples(metric, {(stream, part): number for part, number in parts.items()})
 

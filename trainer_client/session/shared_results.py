@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared.errors import EndedError, SettingsError
-from shared.wire.parts import PIECE_BYTES
-from shared.wire.topics.result_messages import LONGEST_NAME, MOST_MEANS
+from shared.wire.message_parts import PIECE_BYTES
+from shared.wire.topics.work_messages import LONGEST_NAME, MOST_MEANS
 from trainer_client.core.events import ResultsReported
 from trainer_client.session.call_checks import refused
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shared.errors import SettingsError
 from shared.rounds import rounds as rounds_of
 from shared.rounds import rounds_left
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from trainer_client.core.upcoming import Position
 from trainer_client.session.call_checks import fields_of_state, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from shared.wire.message_parts import Lease
     from shared.wire.messages import Attached
-    from shared.wire.parts import Lease
     from trainer_client.core.upcoming import UpcomingBatch
     from trainer_client.network.outbox import OfferedBatch
     from trainer_client.network.receiver import Receiver

@@ -31,7 +31,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from shared.command import sigterm_is_ctrl_c
+from shared.commands import sigterm_is_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -61,6 +61,7 @@ class _Watcher:
         self.pending = False
         self._feeds = feeds
         self._hearing = threading.RLock()  # a handler may interrupt a handler
+        # Sockets and not a pipe, which `_run` could not look into without reading.
         self._read, self._write = socket.socketpair()
         self._write.setblocking(False)  # noqa: FBT003 - named so by the standard library
         self._previous = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
@@ -77,14 +78,15 @@ class _Watcher:
         if sys.unraisablehook == self._on_dropped:
             sys.unraisablehook = self._previous_hook
         # If somebody replaced our descriptor meanwhile, theirs goes back in place.
-        found = signal.set_wakeup_fd(self._previous)
-        if found != self._write.fileno():
-            signal.set_wakeup_fd(found)
+        current = signal.set_wakeup_fd(self._previous)
+        if current != self._write.fileno():
+            signal.set_wakeup_fd(current)
         self._write.close()  # the thread reads an end of file, and ends
         self._thread.join()
         self._read.close()
 
     def _run(self) -> None:
+        # Looked at and left there: `hear` reads it under its lock, in this thread or in the main one.
         while self._read.recv(1, socket.MSG_PEEK):
             self.hear()
 
@@ -104,6 +106,7 @@ class _Watcher:
                 os.write(self._previous, numbers)
         if interrupted and not _is_held(numbers):
             self._interrupt()
+        # In any case: Python misses a signal that arrives just as the main thread begins to wait.
         for feed in list(self._feeds):
             feed.nudge()
 
@@ -172,6 +175,7 @@ def _raise_on_return_to(frame: FrameType) -> None:
 
     Only a trace function is called then, be it after a return or after an exception.
     """
+    # Whatever traced before goes on: a debugger, or a measurement of coverage.
     previous = sys.gettrace()
 
     def trace(*_event: object) -> None:
@@ -219,19 +223,20 @@ def deferred(*, reads_on: bool = False) -> Iterator[Interruption]:
 
 def _is_held(numbers: bytes) -> bool:
     """Return whether feeds are read on in spite of these signals, because they are the first."""
-    holding = [one for one in _deferring if one.reads_on]
-    for one in holding:
-        one.heard.update(number for number in numbers if _interrupts(bytes([number])))
+    holding = [interruption for interruption in _deferring if interruption.reads_on]
+    for interruption in holding:
+        interruption.heard.update(number for number in numbers if _interrupts(bytes([number])))
     # Counted by signal: a SIGTERM raises a SIGINT, which is no second request.
-    return any(max(one.heard.values()) == 1 for one in holding)
+    return any(max(interruption.heard.values()) == 1 for interruption in holding)
 
 
 def _note(number: int, frame: FrameType | None) -> None:
     """Handle SIGINT inside `deferred`: note a first one, raise at a second."""
-    if any(one.is_asked for one in _deferring):
+    if any(interruption.is_asked for interruption in _deferring):
         _raise_once_outside(number, frame)
-    for one in _deferring:
-        one.is_asked = True
+    for interruption in _deferring:
+        interruption.is_asked = True
+    # Our thread may not have read the signal yet, and the main thread is about to read a feed.
     for watcher in _watchers:
         watcher.hear()
 

@@ -32,17 +32,16 @@ from tensorflow.python.data.ops.dataset_ops import UnaryUnchangedStructureDatase
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
 
-from shared.errors import SettingsError
+from shared.errors import require
 from shared.logs import Log
-from shared.wire.layout import ALIGNMENT
+from shared.wire.batch_layout import ALIGNMENT
 from trainer_client.core.upcoming import Ranks
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.element_structure import assembler, masked_batches, shapes_of
-from trainer_client.tf.iterators import Openings, generate
+from trainer_client.tf.iterators import Openings, Witness, generate
 from trainer_client.tf.leased_elements import LeasedElements, refuse_graph, refuse_uncounted
-from trainer_client.tf.python_op import keep_with_graph
+from trainer_client.tf.private_api import keep_with_graph, untune_devices, untuned
 from trainer_client.tf.staging import Staging
-from trainer_client.tf.untuned import untune_devices, untuned
 
 if TYPE_CHECKING:
     import logging
@@ -68,13 +67,15 @@ def make(
     With `ahead`, a thread fetches elements while a step computes.
     """
     if session.ranks.replicas > 1 and not in_rounds:
-        _warn(
+        warnings.warn(
             f"This feed occupies {session.ranks.replicas} ranks, and dataset() yields their batches one after another. "
-            "Under a strategy use feed.distributed(strategy)."
+            "Under a strategy use feed.distributed(strategy).",
+            stacklevel=3,
         )
     _prepare(session)
     counting = _Counting(session)
     pipeline = _pipeline(Openings(session, structure, _FromAfar(counting)))
+    # In rounds, elements go to several devices, each of which the consumer fills itself.
     counted = _ahead(pipeline, structure, None if in_rounds else _accelerator(), always=ahead)
 
     def derived() -> tf.data.Dataset:
@@ -88,19 +89,18 @@ def distributed(
 ) -> tf.distribute.DistributedDataset:
     """Return the dataset that gives replica r the r-th batch of each round; raise SettingsError for other replicas."""
     replicas = ranks_of(strategy).replicas
-    if replicas != session.ranks.replicas:
-        raise SettingsError(
-            expected=f"a feed of {replicas} ranks, one for each replica here",
-            got=f"one of {session.ranks.replicas}",
-            where="feed.distributed",
-            remedy="Connect with connect(..., strategy=strategy).",
-        )
+    require(
+        replicas == session.ranks.replicas,
+        expected=f"a feed of {replicas} ranks, one for each replica here",
+        got=f"one of {session.ranks.replicas}",
+        where="feed.distributed",
+        remedy="Connect with connect(..., strategy=strategy).",
+    )
     _prepare(session)
     counting = _Counting(session)
     source = _pipeline(Openings(session, structure, _FromAfar(counting))).prefetch(PREFETCH)
-    source.cardinality = lambda: tf.constant(
-        session.cursor.most_rounds(), tf.int64
-    )  # Keras reads it as the number of steps, and steps are rounds
+    # Keras reads it as the number of steps, and steps are rounds.
+    source.cardinality = lambda: tf.constant(session.cursor.most_rounds(), tf.int64)
     # A strategy may return an object of another class, whose iteration cannot be observed this way.
     data = strategy.distribute_datasets_from_function(lambda _context: source)
     if type(data) is DistributedDatasetsFromFunction:
@@ -112,6 +112,8 @@ def distributed(
 @functools.cache
 def copies_batches() -> bool:
     """Return whether this TensorFlow copies what a generator yields, as 2.18 does; 2.21 takes aligned arrays."""
+    # By trying: whether the address is the same is all that tells, and no release says it. TensorFlow takes only arrays
+    # that begin at a multiple of 64 bytes as they are, which a new array need not.
     raw = np.zeros(4096 + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     array = raw[start : start + 4096]
@@ -125,7 +127,7 @@ def copies_batches() -> bool:
 
 def _prepare(session: FeedSession) -> None:
     """Prepare the session and this process for TensorFlow: flushing, Ctrl-C, and Keras' warnings switched off."""
-    copies_batches()  # at the start, because it logs what it finds
+    copies_batches()  # at the start, because it logs the answer
     session.serve_framework(let_go=flush_references, on_close=ctrl_c.forget)
     ctrl_c.watch(session)
     # Keras warns that it stops at an epoch shorter than the longest, although it goes on with the next one; and that a
@@ -202,35 +204,30 @@ class _Counting:
 
         It takes an element of the iterator, so call it only when the old consumer wants no more.
         """
-        session = self.session
-        if session.error is not None or not session.cursor.may_count_pass(is_seen=False):
+        session, iterator = self.session, self._iterator
+        is_counted = session.error is None and session.cursor.may_count_pass(is_seen=False)
+        if not is_counted or iterator is None or self._batches is None:
             return
-        if self._iterator is None or self._batches is None:
-            return
-        if not bool(self._iterator.get_next_as_optional().has_value()):
+        # A pass that Python reads reports its end. Inside a graph only the iterator knows, and asking takes an element.
+        if not bool(iterator.get_next_as_optional().has_value()):
             self.on_ended()
 
 
-class _FromAfar:
+class _FromAfar(Witness):
     """Weak link from passes to their `_Counting`.
 
     TensorFlow keeps a pass as long as its iterator exists, and the counting holds the iterator: if passes held the
-    counting, none of them, nor their feed, would ever be freed.
+    counting, none of them, nor their feed, would ever be freed. Batches that were read to the end count nothing here:
+    they may still be on their way to the consumer.
     """
 
     def __init__(self, counting: _Counting) -> None:
         self._held = weakref.ref(counting)
 
-    def on_opening(self) -> None:
-        """Let every pass begin."""
-
     def on_opened(self, batches: BatchIterator) -> None:
         """Tell the counting, if it still exists."""
         if (counting := self._held()) is not None:
             counting.on_opened(batches)
-
-    def on_read_to_end(self, batches: BatchIterator) -> None:
-        """Count nothing: batches that were read may still be on their way to the consumer."""
 
     def on_stopped(self, error: BaseException) -> None:
         """Tell the counting, if it still exists."""
@@ -238,7 +235,7 @@ class _FromAfar:
             counting.on_stopped(error)
 
 
-class _Derived:
+class _Derived(Witness):
     """Witness of passes over derived datasets: it warns of training on one, which nothing counts."""
 
     def __init__(self, session: FeedSession) -> None:
@@ -248,12 +245,6 @@ class _Derived:
     def on_opening(self) -> None:
         """Raise SettingsError in queue mode, where somebody has to report which batches are done."""
         self._session.cursor.refuse_queue(refuse_uncounted())
-
-    def on_opened(self, batches: BatchIterator) -> None:
-        """Ignore it: opening alone is no training."""
-
-    def on_stopped(self, error: BaseException) -> None:
-        """Ignore it: the consumer gets TensorFlow's own error."""
 
     def on_read_to_end(self, batches: BatchIterator) -> None:
         """Warn: one full pass may be just a look, but several from the same cursor suggest training."""
@@ -324,17 +315,17 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
         """Yield what `make` makes with a function that returns the next element, in a thread of its own."""
-        iterator: Any = iter(self)
-        return iterator.staged(make)  # type: ignore[no-any-return]
+        return iter(self).staged(make)  # type: ignore[attr-defined, no-any-return] # in lockstep it is ours
 
     def _warn_of_replicas(self) -> None:
         """Warn once if the dataset is iterated in the scope of a strategy with several replicas."""
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         if replicas > 1 and not self._warned:
             self._warned = True
-            _warn(
+            warnings.warn(
                 f"A plain dataset is iterated in the scope of a strategy with {replicas} replicas: its batches are "
-                "not one for each. Use feed.distributed(strategy)."
+                "not one for each. Use feed.distributed(strategy).",
+                stacklevel=3,
             )
 
 
@@ -349,8 +340,8 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         super().__init__(dataset)
-        synchronous = tf.config.experimental.get_synchronous_execution()
-        self._assemble = assembler(self.element_spec, tf.TensorSpec) if synchronous else None
+        is_synchronous = tf.config.experimental.get_synchronous_execution()
+        self._assemble = assembler(self.element_spec, tf.TensorSpec) if is_synchronous else None
 
     def _next_internal(self) -> Any:
         if self._assemble is None or not tf.executing_eagerly():
@@ -372,10 +363,10 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
         with Staging(functools.partial(make, super().__next__), PREFETCH) as staging:
             while True:
                 try:
-                    made = self._observed(staging.wait_next)
+                    element = self._observed(staging.wait_next)
                 except StopIteration:
                     return
-                yield made
+                yield element
 
     def _observed(self, take: Callable[[], Any]) -> Any:
         """Return what `take` returns; count the pass at its end, and raise the feed's error, not TensorFlow's."""
@@ -385,6 +376,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
             self.counting.on_ended()
             raise
         except (tf.errors.OpError, RuntimeError):
+            # TensorFlow wraps what our pass raised into an error of its own, and a Ctrl-C into an unknown one.
             ctrl_c.raise_pending()
             error = self.counting.session.error or self.counting.error
             if error is None:  # TensorFlow's own failure, not ours
@@ -406,10 +398,6 @@ class _DistributedFeedDataset(DistributedDatasetsFromFunction):  # type: ignore[
             iterator = super().__iter__()
         self.counting.on_began(iterator)
         return iterator  # type: ignore[no-any-return]
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
 
 
 # --- slots that TensorFlow still holds ---
@@ -435,16 +423,14 @@ class _Flusher:
             self._done.release()
 
 
-_flusher_lock = threading.Lock()
-_flusher: list[_Flusher] = []
+@functools.cache
+def _flusher() -> _Flusher:
+    return _Flusher()
 
 
 def flush_references() -> None:
     """Make TensorFlow drop the references that it queued, in a thread of ours; wait at most 0.1 s for it."""
-    with _flusher_lock:
-        if not _flusher:
-            _flusher.append(_Flusher())
-    _flusher[0].wait_flushed(FLUSH_TIMEOUT_S)
+    _flusher().wait_flushed(FLUSH_TIMEOUT_S)
 
 
 # --- strategies ---

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.errors import SettingsError
-from shared.wire.layout import layout_of
+from shared.errors import SettingsError, require
+from shared.wire.batch_layout import layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,13 +44,13 @@ class ElementStructure:
 
     def __post_init__(self) -> None:
         named = [name for name in ("inputs", "targets", "weights") if getattr(self, name) is not None]
-        if named and (self.map is not None or self.inputs is None):
-            raise SettingsError(
-                expected="inputs (with targets and weights, if any), or map alone",
-                got=" and ".join([*named, "map"] if self.map is not None else named),
-                where="feed.dataset",
-                remedy="Name inputs; or let map take a dict of all keys and return (inputs, targets, weights).",
-            )
+        require(
+            not named or (self.map is None and self.inputs is not None),
+            expected="inputs (with targets and weights, if any), or map alone",
+            got=" and ".join([*named, "map"] if self.map is not None else named),
+            where="feed.dataset",
+            remedy="Name inputs; or let map take a dict of all keys and return (inputs, targets, weights).",
+        )
 
     def of(self, values: Mapping[str, Any]) -> Any:
         """Return the element with these values in its places, before `map`; raise SettingsError if a key is missing."""
@@ -94,13 +94,14 @@ def assembler(spec: Any, leaf: type) -> Callable[[Sequence[Any]], Any] | None:
 
 
 def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequence[Any]], Any] | None:
-    """Return the assembler of a part of a spec, whose leaves take the next places of the flat list."""
+    """Return the assembler of a part of a spec, whose leaves take the next places of the flat list; None as above."""
     if type(spec) is leaf:
         return itemgetter(next(places))
     if type(spec) is tuple:
         parts = [_assembler(part, leaf, places) for part in spec]
         return None if None in parts else lambda flat: tuple([part(flat) for part in parts])  # type: ignore[misc]
     if type(spec) is dict:
+        # TensorFlow sorts the keys of a dict as it flattens it; the element has them in the order of the spec.
         by_key = {key: _assembler(spec[key], leaf, places) for key in sorted(spec)}
         ordered = {key: by_key[key] for key in spec}
         return None if None in by_key.values() else lambda flat: {key: part(flat) for key, part in ordered.items()}  # type: ignore[misc]
@@ -116,7 +117,7 @@ def shapes_of(session: FeedSession) -> dict[str, tuple[int | None, ...]]:
         return {field.key: (1, *field.shape) for field in session.spec.fields}
     layouts = [layout_of(session.spec.fields, shape) for shape in session.spec.shapes]
     tensors = zip(*(layout.tensors for layout in layouts), strict=True)
-    return {same[0].key: _agreed([tensor.shape for tensor in same]) for same in tensors}
+    return {of_key[0].key: _agreed([tensor.shape for tensor in of_key]) for of_key in tensors}
 
 
 def _agreed(shapes: list[tuple[int, ...]]) -> tuple[int | None, ...]:

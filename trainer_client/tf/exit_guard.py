@@ -1,8 +1,8 @@
 """Exit of a process while TensorFlow still reads a feed: without help it may hang for ever.
 
 When Python shuts down, a TensorFlow thread that is inside a generator, or about to enter one, never comes back out, and
-destroying its iterator waits for it for ever. So before Python shuts down, the passes that TensorFlow reads are told to
-end, and the last of its threads is waited for: a thread that comes out either goes back in at once, or stays out. It
+destroying its iterator waits for it for ever. So before Python shuts down, the passes that TensorFlow reads are ended,
+and the last of its threads is waited for: a thread that comes out either goes back in at once, or stays out. It
 must not know TensorFlow.
 """
 
@@ -33,26 +33,27 @@ _inside: set[int] = set()
 _last_left_s = [0.0]
 
 
-def watch(one: Endable) -> None:
+def watch(reading: Endable) -> None:
     """End this pass before Python shuts down, if it still exists."""
-    _passes.add(one)
+    _passes.add(reading)
 
 
-def enter(one: Endable) -> None:
+def enter(reading: Endable) -> None:
     """Note that a thread of the framework enters a pass."""
-    _inside.add(id(one))
+    # By id: the set must not keep a pass alive, and a pass is left at the latest when it goes.
+    _inside.add(id(reading))
 
 
-def leave(one: Endable) -> None:
+def leave(reading: Endable) -> None:
     """Note that the thread left the pass, or that the pass is gone."""
-    _inside.discard(id(one))
+    _inside.discard(id(reading))
     _last_left_s[0] = monotonic()
 
 
 def _end_all() -> None:
     """End all passes, and wait at most a second until the framework's threads stay out of them."""
-    for one in list(_passes):
-        one.end()
+    for reading in list(_passes):
+        reading.end()
     # A thread may be between two elements, outside for a moment: so wait until none has come out for a while.
     until_s = monotonic() + _PATIENCE_S
     while (_inside or monotonic() - _last_left_s[0] < _REST_S) and monotonic() < until_s:

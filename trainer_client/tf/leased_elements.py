@@ -31,19 +31,20 @@ class LeasedElements:
         self._handed_over = 0
         self._reading = -1
 
-    def __iter__(self) -> _OneExecution:
-        return _OneExecution(self)
+    def __iter__(self) -> _KerasExecution:
+        return _KerasExecution(self)
 
     def __next__(self) -> Any:
         # Before fetching: asking for an element reports those before it, and fetching may wait for long.
         self._leases.count_handed_over(self._reading, self._handed_over)
         element = next(self._elements)
+        # Counted here, after prefetching: what TensorFlow holds ahead would be reported as trained on otherwise.
         self._handed_over += 1
         self._reading = self._leases.reading
         return element
 
 
-class _OneExecution:
+class _KerasExecution:
     """Elements of one execution of Keras, which takes as many as it has steps, in a loop of its own.
 
     Keras would fail if such a loop found no element at all, except by OutOfRangeError, which it reads as the end of the

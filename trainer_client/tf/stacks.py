@@ -45,6 +45,7 @@ class Stacks:
     @classmethod
     def of(cls, spec: StreamSpec) -> Self:
         """Return the way that suits what a stream's batches may hold."""
+        # SIGSEGV in `unbatch`, which no handler of ours could turn into an error: so never an empty tensor there.
         has_room = all(0 not in field.shape for field in spec.fields)
         joined = spec.producers > 0
         return cls(spec.at_a_time if joined or has_room else 1, joined)
@@ -66,14 +67,12 @@ class Stacks:
         """Return the data set of single batches."""
         if self.most == 1:
             return entered
+        # `rebatch` survives tensors without elements, where `unbatch` would end the process.
         return entered.rebatch(1, drop_remainder=True) if self.joined else entered.unbatch()
 
 
 def _joined(stack: NDArray[Any]) -> NDArray[Any]:
     """Return the rows of a stack of batches that have one row each."""
-    if len(stack) == 1:
-        alone: NDArray[Any] = stack[
-            0
-        ].copy()  # `rebatch` hands on a single row as it is: a consumer that keeps it would keep a slot
-        return alone
-    return stack.reshape(len(stack), *stack.shape[2:])
+    rows = stack.reshape(len(stack), *stack.shape[2:])
+    # `rebatch` hands on a single row as it is: a consumer that keeps it would keep a slot.
+    return rows.copy() if len(rows) == 1 else rows

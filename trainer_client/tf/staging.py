@@ -9,11 +9,9 @@ know what it makes.
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
-
-from typing_extensions import Self
 
 from trainer_client.tf import exit_guard
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Staging"]
 
 
-class Staging:
+class Staging(AbstractContextManager["Staging"]):
     """Results of `make`, call after call, until it raises; `ahead` of them are made before they are asked for."""
 
     def __init__(self, make: Callable[[], Any], ahead: int) -> None:
@@ -39,14 +37,14 @@ class Staging:
 
     def wait_next(self) -> Any:
         """Wait for the next element; raise the error of `make` in its place. Do not call it again after an error."""
-        made, error = self._made.get()
+        element, error = self._made.get()
         try:
             if error is not None:
                 raise error
         finally:
             del error  # its traceback has this frame: a cycle that would keep both
         self._room.release()
-        return made
+        return element
 
     def end(self) -> None:
         """Make no more elements, and drop those that were made."""
@@ -71,9 +69,6 @@ class Staging:
         with suppress(Empty):
             while True:
                 self._made.get_nowait()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from shared.metrics.listening import listening_of
 from trainer_client.arguments import (
+    USUAL_STALENESS,
     Interval,
     add_job,
     add_model,
     at_least,
     command_named,
+    find_train_problem,
     positive,
     refuse_usage,
     whole,
@@ -22,7 +24,6 @@ from trainer_client.training.runs.model_module import model_module
 from trainer_client.training.strategies.choosing.all_reduce import ALL_REDUCES
 from trainer_client.training.strategies.choosing.variable_devices import VARIABLES_ON
 from trainer_client.training.strategies.options import HEEDED, StrategyOptions
-from trainer_client.usage import USUAL_STALENESS, find_train_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import SettingsError
 from shared.keys import ClientKeys
 from shared.quick_import import quick_import
-from shared.system.closed_places import refuse_closed
+from shared.stores.own_files import refuse_closed
 from trainer_client.connecting import connect
 from trainer_client.network.coordinator_client import wait_for_coordinator
 from trainer_client.training.runs.lines import exported_line, strategy_line

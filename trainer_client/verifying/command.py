@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING
 
 from trainer_client.arguments import at_least, command_named, endpoint, positive, whole
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["add_verify"]
 
 _VERIFY = """\
-Print a digest over all batches of an epoch, by number, with the plan, the epoch and the group; and compare it.
+Print a digest over all batches of an epoch in order, with the plan, the epoch and the group, and compare it.
 
-It reads any stream of a running job, also while others train on it: it is no trainer, claims no rank, moves no cursor,
-asks for two batches at a time, and workers build these only while no trainer's batch waits. The digest is the same
-however many workers and trainers there are. With --cut the epoch is read again, cut at random places, each part by a
-new reader and another number of ranks. Exit code 5: batches differ."""
+The command reads any stream of a running job, even while others train on it: it claims no rank and moves no cursor, and
+workers build its batches, two at a time, only while no trainer waits for one. The digest is the same for any number of
+workers and trainers. With --cut the epoch is read a second time, cut at random places, and each part by a new reader
+with another number of ranks. Exit code 5: batches differ."""
 
 _VERIFY_EXAMPLES = """\
 examples:
@@ -36,50 +32,52 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command `verify`, and return its parser."""
     texts = ("Print a digest over an epoch's batches, and compare it.", _VERIFY, _VERIFY_EXAMPLES)
     command = command_named(commands, "verify", _verify, texts)
-    command.add_argument("endpoint", type=endpoint, metavar="ENDPOINT", help="the running job's coordinator")
-    command.add_argument("--stream", default="train", help="the stream to read (train)")
-    command.add_argument("--epoch", type=at_least(0), default=0, metavar="E", help="the first epoch to read (0)")
-    command.add_argument("--epochs", type=at_least(1), default=1, metavar="N", help="how many epochs to read (1)")
-    command.add_argument("--batches", type=at_least(1), metavar="N", help="the first N batches of each epoch (all)")
+    command.add_argument(
+        "endpoint", type=endpoint, metavar="ENDPOINT", help="connect to this coordinator of a running job"
+    )
+    command.add_argument("--stream", default="train", help="read this stream (default: train)")
+    command.add_argument("--epoch", type=at_least(0), default=0, metavar="E", help="begin with epoch E (default: 0)")
+    command.add_argument("--epochs", type=at_least(1), default=1, metavar="N", help="read N epochs (default: 1)")
+    command.add_argument(
+        "--batches", type=at_least(1), metavar="N", help="read only the first N batches of each epoch (default: all)"
+    )
     command.add_argument(
         "--group",
         type=whole,
         metavar="G",
-        help="refuse a job that reads in another group, with exit code 2 (the job's)",
+        help="refuse a job whose group is not G, with exit code 2 (default: take the job's group)",
     )
     command.add_argument(
         "--against",
-        type=_against(endpoint),
+        type=_digest_or_endpoint,
         metavar="DIGEST|ENDPOINT",
-        help="compare with an earlier digest, or batch by batch with another job",
+        help="compare with this digest, or batch by batch with the job at this endpoint",
     )
     command.add_argument(
         "--cut", type=at_least(1), nargs="?", const=_USUAL_CUTS, default=0, metavar="N",
-        help=f"read again, cut at N random places, and compare batch by batch ({_USUAL_CUTS})",
+        help=f"read again, cut at N random places, and compare batch by batch (N is {_USUAL_CUTS} if left out)",
     )  # fmt: skip
-    command.add_argument("--keys", default="", metavar="FOLDER", help="keys of the job, and of the other one")
     command.add_argument(
-        "--timeout-seconds", type=positive, default=60.0, metavar="S", help="how long to wait for the job (60)"
+        "--keys", default="", metavar="FOLDER", help="authenticate with the keys in FOLDER, at both jobs"
+    )
+    command.add_argument(
+        "--timeout-seconds", type=positive, default=60.0, metavar="S", help="wait S seconds for the job (default: 60)"
     )
     command.add_argument("--json", action="store_true", help="print one line of JSON")
     return command
 
 
-def _against(of_endpoint: Callable[[str], str]) -> Callable[[str], str]:
-    """Return a parser for a digest, or for an endpoint as `of_endpoint` takes it."""
-
-    def digest_or_endpoint(text: str) -> str:
-        if "://" in text:
-            return of_endpoint(text)
-        if not re.fullmatch("[0-9a-f]{32}", text):
-            raise argparse.ArgumentTypeError(f"expected a digest of 32 hexadecimal digits or an endpoint, got {text}")
-        return text
-
-    return digest_or_endpoint
+def _digest_or_endpoint(text: str) -> str:
+    """Parse a digest, or another job's endpoint; raise ArgumentTypeError otherwise."""
+    if "://" in text:
+        return endpoint(text)
+    if not re.fullmatch("[0-9a-f]{32}", text):
+        raise argparse.ArgumentTypeError(f"expected a digest of 32 hexadecimal digits or an endpoint, got {text}")
+    return text
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from trainer_client.verifying.reading import EpochsOfJob
+    from trainer_client.verifying.epoch_reading import EpochsOfJob
     from trainer_client.verifying.verify import VerifyOrder, verify
 
     return verify(

@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from trainer_client.verifying.cuts import CutPart, cut_plan
-from trainer_client.verifying.digests import Difference, EpochDigests, differences, digest_of
-from trainer_client.verifying.reading import EpochsOfJob, NotComparableError, read_epochs, read_part
+from trainer_client.verifying.digests import CutPart, Difference, EpochDigests, cut_plan, differences, digest_of
+from trainer_client.verifying.epoch_reading import EpochsOfJob, NotComparableError, read_epochs, read_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,8 +60,7 @@ class _Comparison:
 
     @property
     def is_equal(self) -> bool:
-        same = self.other_digest is None or self.other_digest == self.digest
-        return same and not self.of_cuts and not self.of_other
+        return self.other_digest in (None, self.digest) and not self.of_cuts and not self.of_other
 
 
 def verify(order: VerifyOrder) -> int:
@@ -111,7 +109,7 @@ def _refuse_other_group(order: VerifyOrder, here: Sequence[EpochDigests], there:
     if here[0].group != there[0].group:
         raise NotComparableError(
             expected=f"a job that reads in groups of {here[0].group}, as {order.source.endpoint} does",
-            got=f"one that reads in groups of {there[0].group}, which is not comparable",
+            got=f"one that reads in groups of {there[0].group}, so its batches come in another order",
             where=order.against,
             remedy="Write the same group in [job] of both.",
         )
@@ -121,13 +119,14 @@ def _refuse_other_group(order: VerifyOrder, here: Sequence[EpochDigests], there:
 
 
 def _document(order: VerifyOrder, outcome: _Comparison) -> dict[str, Any]:
-    found = [*outcome.of_cuts, *outcome.of_other]
-    differ = len({(one.epoch, one.number) for one in found})
+    differing = [*outcome.of_cuts, *outcome.of_other]
+    # A batch may differ from the second reading and from the other job, and counts once.
+    differ = len({(difference.epoch, difference.number) for difference in differing})
     return {
         "digest": outcome.digest,
         "batches": sum(len(epoch.batches) for epoch in outcome.epochs),
         "cuts": sum(len(parts) - 1 for parts in outcome.parts.values()),
-        "differ": differ if outcome.is_equal or found else None,  # a digest alone does not tell how many
+        "differ": differ if outcome.is_equal or differing else None,  # a digest alone does not tell how many
         "equal": outcome.is_equal,
         "stream": order.source.stream,
         "plan_digest": outcome.epochs[0].plan_digest,
@@ -139,7 +138,7 @@ def _document(order: VerifyOrder, outcome: _Comparison) -> dict[str, Any]:
         "against": order.against or None,
         "against_digest": outcome.other_digest,
         "against_plan_digest": outcome.other_plan,
-        "first": asdict(found[0]) if found else None,
+        "first": asdict(differing[0]) if differing else None,
     }
 
 
@@ -156,8 +155,8 @@ def _print_table(order: VerifyOrder, outcome: _Comparison) -> None:
 def _lines(order: VerifyOrder, outcome: _Comparison) -> list[str]:
     lines = []
     for epoch, parts in outcome.parts.items():
-        told = ", ".join(f"{part.start} to {part.stop - 1} in a world of {part.world}" for part in parts)
-        lines.append(f"epoch {epoch} read again in {len(parts)} parts: {told}")
+        worlds = ", ".join(f"{part.start} to {part.stop - 1} in a world of {part.world}" for part in parts)
+        lines.append(f"epoch {epoch} read again in {len(parts)} parts: {worlds}")
     if order.cuts:
         lines.append(f"read again: {_verdict(outcome.of_cuts)}")
     if outcome.other_plan is not None:
@@ -169,12 +168,12 @@ def _lines(order: VerifyOrder, outcome: _Comparison) -> list[str]:
     return lines
 
 
-def _verdict(found: Sequence[Difference]) -> str:
-    if not found:
+def _verdict(differing: Sequence[Difference]) -> str:
+    if not differing:
         return "equal"
-    first = found[0]
+    first = differing[0]
     return (
-        f"{len(found)} batches differ, first batch {first.number} of epoch {first.epoch}: "
+        f"{len(differing)} batches differ, first batch {first.number} of epoch {first.epoch}: "
         f"{_named(first.here)} here, {_named(first.there)} there"
     )
 

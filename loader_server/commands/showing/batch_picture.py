@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.commands.showing.shown_batch import ShownBatch, ShownSample
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["draw", "segment_starts"]
 

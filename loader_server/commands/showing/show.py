@@ -25,7 +25,7 @@ from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, 
 from loader_server.job_file import read_job
 from shared.errors import SettingsError
 from shared.system.system_errors import system_error
-from shared.wire.layout import RESET
+from shared.wire.batch_layout import RESET
 
 if TYPE_CHECKING:
     import argparse

@@ -19,8 +19,8 @@ from loader_server.building.deadline import Deadline
 from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.transforms.generators import RecordingGenerator
 from shared.errors import SampleError, SettingsError
+from shared.wire.message_parts import Ticket
 from shared.wire.messages import Want
-from shared.wire.parts import Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

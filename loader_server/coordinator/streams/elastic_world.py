@@ -19,7 +19,7 @@ from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 
 if TYPE_CHECKING:
-    from shared.wire.parts import Cursor
+    from shared.wire.message_parts import Cursor
 
 __all__ = ["ElasticWorld", "WorldMember", "WorldStage"]
 

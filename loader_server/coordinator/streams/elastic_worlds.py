@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
-    from shared.wire.parts import Cursor
+    from shared.wire.message_parts import Cursor
 
 __all__ = ["Worlds"]
 

@@ -24,8 +24,8 @@ from loader_server.leases.lease_book import BookAdvanced, LeaseBook
 from loader_server.leases.lease_table import LeaseSettings, LeaseTable
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.lease_work import MEASURE, plan_epoch
-from shared.wire.parts import Cursor, DoneSet, EpochDone
+from shared.wire.message_parts import Cursor, DoneSet, EpochDone
+from shared.wire.topics.work_messages import MEASURE, plan_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from loader_server.coordinator.streams.stream_trainers import StreamTrainers
     from loader_server.leases.lease_book import LeaseFact
     from loader_server.leases.table_counts import TableNews
-    from shared.wire.parts import BookMark
+    from shared.wire.message_parts import BookMark
 
 __all__ = ["Queues"]
 

@@ -14,11 +14,11 @@ from loader_server.coordinator.events import Advanced, GroupFixed, RankTaken, Re
 from loader_server.coordinator.streams.stream_results import StreamResults
 from loader_server.coordinator.streams.succession import Succession
 from shared.wire import messages as m
-from shared.wire.lease_work import MEASURE, VERIFY
+from shared.wire.topics.work_messages import MEASURE, VERIFY
 
 if TYPE_CHECKING:
     from loader_server.coordinator.events import CoordinatorSettings, StreamFact, StreamView
-    from shared.wire.parts import BookMark, Cursor
+    from shared.wire.message_parts import BookMark, Cursor
 
 __all__ = ["COUNTING_MS", "AttachedReader", "AttachedTrainer", "Position", "StreamTrainers", "wait_for_count"]
 

@@ -14,8 +14,9 @@ from loader_server.coordinator import objections
 from loader_server.coordinator.events import Instruction, Send
 from loader_server.coordinator.streams.stream_trainers import AttachedReader
 from loader_server.coordinator.streams.world_rules import batch_misfit, plan_misfit
-from shared.wire.parts import Cursor
-from shared.wire.refusals import not_attached
+from shared.wire import messages as m
+from shared.wire.message_parts import Cursor
+from shared.wire.refusing import not_attached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

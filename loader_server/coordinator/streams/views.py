@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.leases.lease_table import LeaseRules
 from shared.logs import Log
-from shared.wire.parts import WireField, WireShape
+from shared.wire.message_parts import WireField, WireShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,8 @@ from loader_server.coordinator.streams.stream_trainers import wait_for_count
 from loader_server.coordinator.streams.succession import overlap
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.lease_work import MEASURE
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
+from shared.wire.topics.work_messages import MEASURE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ import numpy as np
 from loader_server.sources.batch_columns import array_of
 from shared.errors import DataError
 from shared.extras import library
-from shared.wire.layout import DTYPES
+from shared.wire.batch_layout import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -30,14 +30,14 @@ from loader_server.sources.batch_columns import fields_of_rows, joined_parts, pa
 from loader_server.sources.files.opening import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory, Source
-from shared.settings.values import byte_count, setting, texts
+from shared.settings.parsers import byte_count, setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["ColumnarSettings", "ColumnarSource", "GroupsOfFile"]
 

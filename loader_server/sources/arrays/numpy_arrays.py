@@ -17,7 +17,7 @@ from loader_server.sources.batch_columns import array_of, fields_of_rows, joined
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.errors import DataError
-from shared.settings.values import setting, texts
+from shared.settings.parsers import setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.source import Chunk
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["NumpySettings", "NumpySource"]
 

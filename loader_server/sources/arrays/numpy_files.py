@@ -17,7 +17,7 @@ import numpy as np
 
 from loader_server.sources.batch_columns import selected
 from shared.errors import DataError
-from shared.wire.layout import DTYPES
+from shared.wire.batch_layout import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

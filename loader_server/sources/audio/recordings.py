@@ -24,7 +24,7 @@ from loader_server.sources.files.presence import IndexedFiles, look_at_some
 from loader_server.sources.files.same_files import digest_of, digest_of_handle, digest_of_number, has_content
 from loader_server.sources.remote.urls import is_url
 from shared.errors import ReadError, SampleError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

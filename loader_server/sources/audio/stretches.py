@@ -17,7 +17,7 @@ from loader_server.sources.remote.urls import is_url, without_credentials
 from loader_server.sources.sample_limits import LARGEST_SAMPLE, OVER_LARGEST, size_texts
 from loader_server.sources.source import BadRow
 from shared.errors import DataError, ReadError, SampleError
-from shared.settings.values import setting, whole
+from shared.settings.parsers import setting, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ import numpy as np
 
 from loader_server.planning.settings import length_amount
 from shared.errors import SettingsError
-from shared.settings.values import Amount, setting
+from shared.settings.parsers import Amount, setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from loader_server.planning import PlanSettings
     from shared.settings.job import StreamSettings
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
     Lengths = Mapping[str, NDArray[np.int64]]
 

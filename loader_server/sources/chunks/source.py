@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from loader_server.sources.chunks.cutting import ChunkRule
     from loader_server.sources.files.presence import IndexedFiles
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["ChunkedSource"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from loader_server.sources.batch_columns import selected
 from loader_server.sources.hdf5.outside import link_outside, refuse_link_outside, refuse_values_outside
 from shared.errors import DataError
-from shared.wire.layout import DTYPES
+from shared.wire.batch_layout import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

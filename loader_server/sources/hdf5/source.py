@@ -22,7 +22,7 @@ from loader_server.sources.hdf5.outside import PartPlaces
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.errors import DataError
-from shared.settings.values import setting, text, texts
+from shared.settings.parsers import setting, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.hdf5.file_layout import Hdf5Column
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["Hdf5Piece", "Hdf5Settings", "Hdf5Source"]
 

@@ -22,14 +22,14 @@ from loader_server.sources.manifest.survey import RowPiece, named_files, survey_
 from loader_server.sources.remote.urls import joined
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, texts_of_column
 from shared.hashing import fingerprint
-from shared.settings.values import setting, texts
+from shared.settings.parsers import setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["ManifestSettings", "ManifestSource"]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["BaseSamples", "SampleStream"]
 

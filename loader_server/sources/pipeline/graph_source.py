@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from loader_server.sources.pipeline.shard_run import PipelineOrder, all_nodes
 from loader_server.sources.pipeline.sharded_source import ShardedSource, ShardSettings
+from loader_server.sources.source import Found
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint, key_of
-from shared.pipelines.sent_graph import SentGraph, digest_of_graph
+from shared.pipelines.element_values import SentGraph, digest_of_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,10 +19,10 @@ from shared.errors import DataError, SettingsError, StokerError
 from shared.extras import library
 from shared.hashing import key_of
 from shared.pipelines.context import PipelineContext, build_pipeline, samples_dataset, unfit, with_plain_keys
+from shared.pipelines.dense_parts import parted
 from shared.pipelines.element_values import ElementValue, fields_of_element
-from shared.pipelines.parts import parted
 from shared.quick_import import quick_import
-from shared.wire.layout import DTYPES, fields_of_batch
+from shared.wire.batch_layout import DTYPES, fields_of_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from numpy.typing import NDArray
 
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
     Element = Mapping[str, NDArray[np.generic]]
 

@@ -30,8 +30,8 @@ from loader_server.sources.whole_source import WholeSource
 from shared.errors import DataError
 from shared.hashing import fingerprint
 from shared.pipelines.element_values import ElementValue, digest_of, fields_of_element, flat_values
-from shared.settings.values import byte_count, choice, setting, whole
-from shared.wire.layout import BucketShape, Field
+from shared.settings.parsers import byte_count, choice, setting, whole
+from shared.wire.batch_layout import BucketShape, Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,7 +18,7 @@ from loader_server.sources.remote.urls import is_url
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.pipelines.context import default_pipeline
-from shared.settings.values import setting, text, texts, whole
+from shared.settings.parsers import setting, text, texts, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from loader_server.sources.pipeline.base_samples import BaseSamples
     from loader_server.sources.source import Inventory
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["PipelineSettings", "PipelineSource"]
 

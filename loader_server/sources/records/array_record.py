@@ -19,7 +19,7 @@ from loader_server.sources.records.examples.feature_forms import feature_forms
 from loader_server.sources.records.file_records import FilesOfExamplesSource, RecordPiece, found_rows
 from loader_server.sources.source import BadRow, Found, Inventory
 from shared.errors import ReadError, SampleError
-from shared.settings.values import setting, texts
+from shared.settings.parsers import setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from loader_server.sources.records.array_record_files import ArrayRecordFiles
     from loader_server.sources.records.mapped_files import MappedFiles
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["FileRecordsSource", "FilesOfExamplesSource", "RecordPiece", "found_rows"]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
 from shared.errors import SampleError
-from shared.wire.layout import DTYPES, Field
+from shared.wire.batch_layout import DTYPES, Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -31,7 +31,7 @@ from loader_server.sources.records.examples.wire_format import Features, Malform
 from loader_server.sources.remote.urls import is_url, joined
 from shared.errors import DataError, SettingsError
 from shared.extras import library
-from shared.settings.values import setting, text, texts
+from shared.settings.parsers import setting, text, texts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

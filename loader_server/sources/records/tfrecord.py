@@ -27,7 +27,7 @@ from loader_server.sources.records.tfrecord_file import (
 )
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory
 from shared.errors import ReadError, SampleError
-from shared.settings.values import flag, setting, texts
+from shared.settings.parsers import flag, setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

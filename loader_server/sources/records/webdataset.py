@@ -24,7 +24,7 @@ from loader_server.sources.records.tar_file import BLOCK, TarSample, refuse_no_t
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory
 from shared.errors import DataError, SampleError
-from shared.settings.values import setting, texts
+from shared.settings.parsers import setting, texts
 
 if TYPE_CHECKING:
     import mmap
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shared.wire.layout import Field
+    from loader_server.sources.source import Indexed
+    from shared.wire.batch_layout import Field
 
 __all__ = ["WebDatasetSettings", "WebDatasetSource"]
 

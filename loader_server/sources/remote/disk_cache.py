@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from shared.errors import ReadError
 from shared.stores.eviction import evict, remove_unlocked, stored_files
 from shared.stores.locks import has_name, lock, locked
-from shared.stores.own_files import open_own
-from shared.system.closed_places import why_closed
+from shared.stores.own_files import open_own, why_closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,7 +29,7 @@ from loader_server.sources.speech.kaldi_features import (
 )
 from loader_server.sources.speech.kaldi_folder import FEATURES, TABLES, TEXT, JoinedLine, KaldiFolder
 from shared.errors import DataError
-from shared.settings.values import choice, setting, text, texts
+from shared.settings.parsers import choice, setting, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.batch_columns import Columns
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["KaldiPiece", "KaldiSettings", "KaldiSource"]
 

@@ -23,7 +23,7 @@ from loader_server.sources.source import BadRow
 from loader_server.sources.speech.kaldi_ark import HEADER_BYTES, KINDS, ArkHeader, ark_header, ark_values
 from loader_server.sources.speech.kaldi_entries import ALL_ROWS
 from shared.errors import DataError, ReadError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -24,7 +24,7 @@ from loader_server.sources.files.same_files import list_facts, refuse_absent_lis
 from loader_server.sources.source import BadRow, Found, Inventory
 from loader_server.sources.speech.lhotse_cuts import WHOLE_CUT, CutSample, UnusableCut, cut_sample, samples_in
 from shared.errors import DataError
-from shared.settings.values import choice, setting, text, texts
+from shared.settings.parsers import choice, setting, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["CutPiece", "LhotseSettings", "LhotseSource"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import numpy as np
 
 from loader_server.sources.batch_columns import Column, Columns, ragged
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

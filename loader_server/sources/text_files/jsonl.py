@@ -28,7 +28,7 @@ from loader_server.sources.text_files.json_values import (
 )
 from loader_server.sources.text_files.line_source import LinePiece, LineSource
 from shared.errors import DataError
-from shared.settings.values import by_key, choice, setting, texts
+from shared.settings.parsers import by_key, choice, setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.batch_columns import Columns
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["JsonLinesSettings", "JsonLinesSource"]
 

@@ -25,7 +25,7 @@ from loader_server.sources.text_files.whole_lines import (
     taken_apart,
     unusable_line,
 )
-from shared.settings.values import setting, texts
+from shared.settings.parsers import setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.sources.batch_columns import Columns
-    from shared.wire.layout import Field
+    from shared.wire.batch_layout import Field
 
 __all__ = ["LinePiece", "LineSource", "LinesSettings", "LinesSource", "TextSource"]
 

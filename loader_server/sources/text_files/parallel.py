@@ -23,7 +23,7 @@ from loader_server.sources.text_files.whole_lines import (
     unusable_line,
 )
 from shared.errors import DataError
-from shared.settings.values import by_key, setting, text
+from shared.settings.parsers import by_key, setting, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

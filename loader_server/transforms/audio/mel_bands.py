@@ -17,7 +17,7 @@ from loader_server.transforms.audio.low_rates import ResamplingTransform
 from loader_server.transforms.audio.resampling import resampled, resampled_length
 from loader_server.transforms.on_columns import listed
 from shared.audio.conventions import EMPHASIS
-from shared.audio.mel_frames import mel_frames
+from shared.audio.features import mel_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

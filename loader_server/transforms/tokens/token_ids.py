@@ -14,7 +14,7 @@ import numpy as np
 from loader_server.sources.batch_columns import ragged
 from loader_server.transforms import SettingsError, choice
 from loader_server.transforms.on_columns import OfColumns, listed
-from shared.settings.values import nearest
+from shared.settings.parsers import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.transforms import SettingsError, by_key, file, flag, setting, text, transform
 from loader_server.transforms.declare import built_in
 from loader_server.transforms.tokens.token_ids import TextEncoder, refuse_narrow_dtype, refuse_other_keys, token_dtype
-from shared.settings.values import nearest
+from shared.settings.parsers import nearest
 
 if TYPE_CHECKING:
     from loader_server.transforms.tokens.token_ids import TextModel

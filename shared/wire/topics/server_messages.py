@@ -7,9 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.bounds import Boolean, Many, Maybe, Number, OneOf, record
-from shared.wire.declared import Message, message
-from shared.wire.parts import COUNT, EPOCH, ID, NAME, SIZE, DoneSet, Lease, PartGradient, VariablePart, wire
+from shared.wire.bounds import Boolean, Choice, Many, Maybe, Number, record
+from shared.wire.message_parts import (
+    COUNT,
+    EPOCH,
+    ID,
+    NAME,
+    SIZE,
+    DoneSet,
+    Lease,
+    Message,
+    PartGradient,
+    VariablePart,
+    message,
+    wire,
+)
 
 __all__ = [
     "Finish",
@@ -110,7 +122,7 @@ class Taken(Message):
     """
 
     serial: int = wire(COUNT)
-    code: str = wire(OneOf(("applied", "held", "repeated", "stale", "moved", "over", "serving", "withdrawn", "set")))
+    code: str = wire(Choice(("applied", "held", "repeated", "stale", "moved", "over", "serving", "withdrawn", "set")))
     version: int = wire(COUNT)
     why: str = wire(NAME)
 
@@ -172,7 +184,7 @@ class Order(Message):
     """Order of the first server to the others; orders are followed in sequence."""
 
     generation: int = wire(ID)
-    what: str = wire(OneOf(("apply", "cut", "forget", "agree", "end")))
+    what: str = wire(Choice(("apply", "cut", "forget", "agree", "end")))
     version: int = wire(COUNT)
     trainer: int = wire(ID)
     lease: Lease | None = wire(Maybe(record(Lease)))

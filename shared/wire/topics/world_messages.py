@@ -1,4 +1,4 @@
-"""Messages about elastic worlds: how trainers get a place, and learn that the world is over.
+"""Messages about elastic worlds and the end of a job: how trainers get a place, and learn that all is over.
 
 Rules: pure; as for all messages.
 """
@@ -7,10 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.declared import Message, message
-from shared.wire.parts import COUNT, ID, MS, NAME, PROSE, RANK, WORLD, wire
+from shared.wire.bounds import Maybe, record
+from shared.wire.message_parts import (
+    COUNT,
+    EPOCH,
+    FLAG,
+    ID,
+    MS,
+    NAME,
+    PROSE,
+    RANK,
+    WORLD,
+    Message,
+    RoundPlace,
+    message,
+    wire,
+)
 
-__all__ = ["Gathering", "Join", "Placed", "WorldOver"]
+__all__ = ["Gathering", "JobEnds", "Join", "Placed", "StandsStill", "WorldOver"]
 
 
 @message("Join", to="coordinator", by=("trainer",))
@@ -59,3 +73,28 @@ class WorldOver(Message):
 
     version: int = wire(COUNT)
     reason: str = wire(PROSE)
+
+
+@message("JobEnds")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnds(Message):
+    """Notice that the job ends and gives out no more batches.
+
+    Exceptions are batches that a trainer has leased, if it `drains`, and the rounds before `last` that ranks in
+    lockstep agreed on.
+    """
+
+    drains: bool = wire(FLAG)
+    #: None until all ranks stand still: they may be a round apart, and all have to stop after the same one.
+    last: RoundPlace | None = wire(Maybe(record(RoundPlace)))
+
+
+@message("StandsStill", to="coordinator", by=("trainer",))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandsStill(Message):
+    """Answer of a rank in lockstep to the end: it hands out no round from this place on until it knows the last."""
+
+    stream: str = wire(NAME)
+    incarnation: int = wire(ID)
+    epoch: int = wire(EPOCH)
+    number: int = wire(COUNT)

@@ -23,7 +23,7 @@ from loader_server.transforms.declare import Declaration
 from loader_server.transforms.on_columns import OfColumns
 from shared.errors import DataError, ReadError
 from shared.hashing import digest64
-from shared.wire.layout import BucketShape
+from shared.wire.batch_layout import BucketShape
 from tests.support.in_memory import ColumnSource, GatheringSource, MemorySource, MemoryStream, Steps, memory_want
 from tests.support.transforms import Panic
 

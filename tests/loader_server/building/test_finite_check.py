@@ -18,7 +18,7 @@ from loader_server.job_file import JobFile
 from loader_server.sharing.sharing_builder import as_facts, from_facts
 from loader_server.stream import Stream
 from shared.hashing import digest64
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support import in_memory
 from tests.support.askers import write_synthetic
 from tests.support.in_memory import ColumnSource, GatheringSource, MemorySource, MemoryStream, Steps, memory_want

@@ -11,7 +11,7 @@ from loader_server.building.not_finite import (
     not_finite,
     rows_not_finite,
 )
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 VALUES = (np.nan, -np.nan, np.inf, -np.inf)
 DTYPES = ("float16", "float32", "float64")

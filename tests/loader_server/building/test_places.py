@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loader_server.building.places import PackedPlaces, RowPlaces
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 FIELDS = (Field(key="x", dtype="int32", shape=(None,)), Field(key="y", dtype="int32", shape=(2,)))
 SAMPLES = np.array([7, 3, 9])

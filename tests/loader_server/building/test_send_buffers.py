@@ -7,7 +7,7 @@ import pytest
 
 from loader_server.building.send_buffers import SendBuffers
 from shared.huge_pages import HUGE_PAGE
-from shared.wire.layout import BucketShape, Field, fields_of_batch, layout_of
+from shared.wire.batch_layout import BucketShape, Field, fields_of_batch, layout_of
 from shared.wire.payload import PayloadEncoding, decode_payload
 from shared.wire.sealing import Opener, Sealer
 

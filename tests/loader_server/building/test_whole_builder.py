@@ -20,8 +20,8 @@ from loader_server.worker.service import builder_of
 from shared.errors import SettingsError
 from shared.hashing import digest64
 from shared.pipelines.element_values import ElementValue, element_of, fields_of_element, flat_values
-from shared.settings.values import setting, whole
-from shared.wire.layout import BucketShape
+from shared.settings.parsers import setting, whole
+from shared.wire.batch_layout import BucketShape
 from tests.support.in_memory import Steps, memory_want
 
 if TYPE_CHECKING:

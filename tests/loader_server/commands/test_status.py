@@ -13,7 +13,7 @@ from loader_server.coordinator.events import Received
 from loader_server.coordinator.state import CoordinatorState
 from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
-from shared.wire.parts import Failure, Lease
+from shared.wire.message_parts import Failure, Lease
 from tests.support.coordinator import SETTINGS, View, attach, beat, coordinator, progress, register
 from tests.support.elastic_members import Run
 

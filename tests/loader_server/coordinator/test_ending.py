@@ -6,8 +6,8 @@ import pytest
 
 from loader_server.coordinator.events import EndOrdered, Received, Send, Ticked
 from shared.wire import messages as m
-from shared.wire.parts import RoundPlace
-from tests.support.coordinator import TIMEOUT_S, attach, coordinator, progress, said
+from shared.wire.message_parts import RoundPlace
+from tests.support.coordinator import TIMEOUT_S, attach, coordinator, progress, replies
 
 SILENT_S = 5 * TIMEOUT_S
 
@@ -19,7 +19,7 @@ def stands(rank, epoch, number):
 def world(ranks, *, missing=()):
     state = coordinator()
     for rank in set(range(ranks)) - set(missing):
-        said(state, attach(rank, ranks))
+        replies(state, attach(rank, ranks))
     return state
 
 
@@ -44,20 +44,20 @@ def ends(last=None, *, drains=True):
 def test_the_furthest_place_is_the_last_for_all_once_every_rank_has_said_its_own(drains):
     state = world(3)
     assert sent(state, EndOrdered(drains)) == each(3, ends(drains=drains))
-    assert said(state, stands(0, 1, 12)) == []
-    assert said(state, stands(2, 1, 99)) == []
+    assert replies(state, stands(0, 1, 12)) == []
+    assert replies(state, stands(2, 1, 99)) == []
     assert told(state, stands(1, 2, 0)) == each(3, ends((2, 0), drains=drains))
-    assert said(state, progress(0, 1, 12, members=1)) == [ends((2, 0), drains=drains)]
-    assert said(state, stands(0, 5, 0)) == [], "what is settled stays so"
+    assert replies(state, progress(0, 1, 12, members=1)) == [ends((2, 0), drains=drains)]
+    assert replies(state, stands(0, 5, 0)) == [], "what is settled stays so"
 
 
 def test_a_rank_that_leaves_or_is_gone_is_not_waited_for_and_its_place_does_not_count():
     state = world(3)
     state.handle(EndOrdered(True), 0.0)
     for rank, number in ((0, 12), (2, 99)):
-        said(state, stands(rank, 1, number))
-    said(state, m.Detach(stream="train", rank=2, incarnation=1002))
-    said(state, progress(0, 1, 12), SILENT_S)
+        replies(state, stands(rank, 1, number))
+    replies(state, m.Detach(stream="train", rank=2, incarnation=1002))
+    replies(state, progress(0, 1, 12), SILENT_S)
     assert sent(state, Ticked(), SILENT_S + 0.1) == [(b"1000", ends((1, 12)))]
 
 
@@ -65,14 +65,14 @@ def test_ranks_that_have_to_come_back_are_waited_for_so_long():
     state = world(3, missing=[1])
     state.handle(EndOrdered(True), 0.0)
     for rank in (0, 2):
-        assert said(state, stands(rank, 0, 7)) == []
-    said(state, attach(1, 3))
+        assert replies(state, stands(rank, 0, 7)) == []
+    replies(state, attach(1, 3))
     assert told(state, stands(1, 0, 3)) == each(3, ends((0, 7)))
 
     state = world(2, missing=[1])
     state.handle(EndOrdered(True), 0.0)
-    said(state, stands(0, 0, 7))
-    said(state, progress(0, 0, 0), SILENT_S - 0.1)
+    replies(state, stands(0, 0, 7))
+    replies(state, progress(0, 0, 0), SILENT_S - 0.1)
     assert sent(state, Ticked(), SILENT_S - 0.1) == []
     assert sent(state, Ticked(), SILENT_S) == [(b"1000", ends((0, 7)))]
 
@@ -80,15 +80,15 @@ def test_ranks_that_have_to_come_back_are_waited_for_so_long():
 def test_who_attaches_meanwhile_is_told_what_the_others_are():
     state = world(2, missing=[1])
     state.handle(EndOrdered(True), 0.0)
-    said(state, stands(0, 0, 7))
-    assert said(state, attach(1, 2))[-1] == ends()
-    said(state, stands(1, 0, 1))
-    assert said(state, attach(1, 2, serial=2))[-1] == ends((0, 7))
+    replies(state, stands(0, 0, 7))
+    assert replies(state, attach(1, 2))[-1] == ends()
+    replies(state, stands(1, 0, 1))
+    assert replies(state, attach(1, 2, serial=2))[-1] == ends((0, 7))
 
 
 def test_a_place_of_an_end_that_nobody_ordered_means_nothing():
     state = world(2)
     for rank in range(2):
-        assert said(state, stands(rank, 0, 7)) == []
+        assert replies(state, stands(rank, 0, 7)) == []
     assert sent(state, EndOrdered(True))[0][1] == ends()
-    assert said(state, m.StandsStill(stream="train", incarnation=5, epoch=0, number=0))[0].code == "unknown"
+    assert replies(state, m.StandsStill(stream="train", incarnation=5, epoch=0, number=0))[0].code == "unknown"

@@ -9,7 +9,7 @@ from loader_server.coordinator.graph_keeper import GraphKeeper, kept_graphs
 from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import write_synced
 from shared.errors import SettingsError
-from shared.pipelines.sent_graph import digest_of_graph
+from shared.pipelines.element_values import digest_of_graph
 
 JOB = """
 [job]

@@ -9,7 +9,7 @@ import pytest
 from loader_server.coordinator.report import Comings, limit_of, stream_report, text_of, worker_report
 from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
 from loader_server.coordinator.workers import RegisteredWorker
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.coordinator import View, address, attach, beat
 
 

@@ -9,10 +9,10 @@ import pytest
 from loader_server.coordinator.events import GraphFailed, GraphRuns, Received, RunGraph, Send
 from loader_server.coordinator.state import CoordinatorState
 from shared.errors import RefusedError
-from shared.pipelines.sent_graph import MOST_BYTES, digest_of_graph
+from shared.pipelines.element_values import MOST_BYTES, digest_of_graph
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from tests.support.coordinator import SETTINGS, TIMEOUT_S, View, attach, said
+from tests.support.coordinator import SETTINGS, TIMEOUT_S, View, attach, replies
 from trainer_client.network.graph_sender import Sending
 
 CONTENT = bytes(range(256)) * 300  # three pieces
@@ -46,14 +46,14 @@ def test_a_data_set_comes_in_pieces_and_is_kept_once(state):
     assert not one.kept
     assert talk(state, one) == []
     assert (one.kept, one.runs) == (True, False)
-    assert isinstance(said(state, attach(stream="sent"))[0], m.Wait)
+    assert isinstance(replies(state, attach(stream="sent"))[0], m.Wait)
     again = sending()
     assert talk(state, again, peer=b"rank 1") == []
     assert again.kept
     told = state.handle(GraphRuns("sent", View(digest="plan-2")), 1.0)
     runs = m.GraphKept(stream="sent", digest=digest_of_graph(CONTENT), runs=True)
     assert sorted(told, key=lambda one: one.peer) == [Send(b"rank 1", runs), Send(b"trainer", runs)]
-    assert isinstance(said(state, attach(stream="sent"))[0], m.Attached)
+    assert isinstance(replies(state, attach(stream="sent"))[0], m.Attached)
     late = sending()
     talk(state, late, peer=b"rank 2")
     assert late.runs

@@ -14,7 +14,7 @@ from loader_server.coordinator.events import (
     Ticked,
 )
 from shared.wire import messages as m
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.coordinator import (
     TIMEOUT_S,
     View,
@@ -26,15 +26,15 @@ from tests.support.coordinator import (
     progress,
     refused,
     register,
-    said,
+    replies,
 )
 
 
 class TestAttaching:
     def test_a_first_trainer_is_told_all_it_has_to_know(self):
         state = coordinator()
-        said(state, register(), peer=b"worker")
-        (answer,) = said(state, attach(0, 4))
+        replies(state, register(), peer=b"worker")
+        (answer,) = replies(state, attach(0, 4))
         assert answer == m.Attached(
             serial=1, job="digits", stream="train", evaluation=False, work=None, book=None,
             cursor=Cursor(0, 0, 4, "plan-1"), next_group=4, tenure=1, batches=100, most_batches=402, fields=View.fields,
@@ -43,7 +43,7 @@ class TestAttaching:
         )  # fmt: skip
 
     def test_the_job_may_be_left_out(self):
-        assert isinstance(said(coordinator(), attach(job=""))[0], m.Attached)
+        assert isinstance(replies(coordinator(), attach(job=""))[0], m.Attached)
 
     def test_another_job_is_refused(self):
         code, expected, got, remedy = refused(coordinator(), attach(job="words"))
@@ -68,7 +68,7 @@ class TestAttaching:
     @pytest.mark.fault(20)
     def test_a_world_larger_than_the_group_is_refused_with_the_setting_named(self):
         state = coordinator()
-        said(state, attach(0, 2))
+        replies(state, attach(0, 2))
         code, expected, got, remedy = refused(state, attach(0, 8, incarnation=5))
         assert (code, expected, got) == ("world", "a world of at most group = 2 ranks", "a world of 8")
         assert "group = 8" in remedy
@@ -82,14 +82,14 @@ class TestAttaching:
         assert remedy == (
             "Start 4 ranks; or write group = 2 in [job] and restart the loaders: it takes effect with the next epoch."
         )
-        assert isinstance(said(state, attach(0, 4, incarnation=6))[0], m.Attached)
+        assert isinstance(replies(state, attach(0, 4, incarnation=6))[0], m.Attached)
 
     @pytest.mark.fault(50)
     @pytest.mark.parametrize("world", [65, 4096])
     def test_a_world_that_leaves_epochs_without_batches_is_refused_as_the_plan_says(self, world):
         said_of = refused(coordinator(), attach(0, world))
         assert said_of == ("world", "smaller groups", f"{world} (epoch_parts)", "Write 64.")
-        assert isinstance(said(coordinator(), attach(0, 64))[0], m.Attached)
+        assert isinstance(replies(coordinator(), attach(0, 64))[0], m.Attached)
 
     @pytest.mark.fault(50)
     def test_so_is_the_group_of_the_cursor_and_that_of_the_next_epoch(self):
@@ -105,7 +105,7 @@ class TestAttaching:
         assert (code, expected, got) == ("cursor", "a batch number of at most 101 in epoch 1", "102")
 
     def test_the_end_of_an_epoch_is_a_cursor(self):
-        (answer,) = said(coordinator(), attach(at=(1, 101)))
+        (answer,) = replies(coordinator(), attach(at=(1, 101)))
         assert answer.cursor == Cursor(1, 101, 1, "plan-1")
 
 
@@ -113,12 +113,12 @@ class TestRanks:
     @pytest.mark.fault(19)
     def test_a_rank_that_stands_elsewhere_waits_and_is_then_refused_naming_both(self):
         state = coordinator()
-        said(state, attach(0, 2, at=(0, 40)))
-        (answer,) = said(state, attach(1, 2, at=(0, 50)), now_s=1.0)
+        replies(state, attach(0, 2, at=(0, 40)))
+        (answer,) = replies(state, attach(1, 2, at=(0, 50)), now_s=1.0)
         assert isinstance(answer, m.Wait)
         assert "batch 40" in answer.reason
-        said(state, progress(0, 0, 40), now_s=4.9)
-        assert isinstance(said(state, attach(1, 2, at=(0, 50)), now_s=4.9)[0], m.Wait)
+        replies(state, progress(0, 0, 40), now_s=4.9)
+        assert isinstance(replies(state, attach(1, 2, at=(0, 50)), now_s=4.9)[0], m.Wait)
         code, expected, got, remedy = refused(state, attach(1, 2, at=(0, 50)), now_s=5.1)
         assert code == "cursor"
         assert expected == "epoch 0, batch 40, where rank 0 (host:0) started"
@@ -127,22 +127,22 @@ class TestRanks:
 
     def test_it_is_let_in_once_the_other_has_moved_to_the_same_place(self):
         state = coordinator()
-        said(state, attach(0, 2, at=(0, 40)))
-        assert isinstance(said(state, attach(1, 2, at=(0, 50)))[0], m.Wait)
-        said(state, attach(0, 2, at=(0, 50), serial=2), now_s=1.0)
-        assert isinstance(said(state, attach(1, 2, at=(0, 50)), now_s=2.0)[0], m.Attached)
+        replies(state, attach(0, 2, at=(0, 40)))
+        assert isinstance(replies(state, attach(1, 2, at=(0, 50)))[0], m.Wait)
+        replies(state, attach(0, 2, at=(0, 50), serial=2), now_s=1.0)
+        assert isinstance(replies(state, attach(1, 2, at=(0, 50)), now_s=2.0)[0], m.Attached)
 
     def test_a_rank_that_only_came_has_not_said_where_it_stands(self):
         state = coordinator()
-        said(state, attach(0, 2))
-        assert isinstance(said(state, attach(1, 2, at=(3, 50)))[0], m.Attached)
+        replies(state, attach(0, 2))
+        assert isinstance(replies(state, attach(1, 2, at=(3, 50)))[0], m.Attached)
 
     def test_ranks_of_two_worlds_wait_and_are_then_refused(self):
         state = coordinator(group=8)
-        said(state, attach(0, 2))
-        assert isinstance(said(state, attach(2, 4))[0], m.Wait)
-        said(state, progress(0, 0, 0), now_s=4.0)
-        assert isinstance(said(state, attach(2, 4), now_s=4.0)[0], m.Wait)
+        replies(state, attach(0, 2))
+        assert isinstance(replies(state, attach(2, 4))[0], m.Wait)
+        replies(state, progress(0, 0, 0), now_s=4.0)
+        assert isinstance(replies(state, attach(2, 4), now_s=4.0)[0], m.Wait)
         code, expected, got, remedy = refused(state, attach(2, 4), now_s=4.5)
         assert (code, expected) == ("world", "a world of 2, as rank 0 (host:0) says")
         assert got == "a world of 4 from rank 2 (host:2)"
@@ -152,14 +152,14 @@ class TestRanks:
     def test_silent_ranks_of_an_old_world_do_not_stand_in_the_way(self):
         state = coordinator()
         for rank in range(4):
-            said(state, attach(rank, 4, at=(0, 40)))
-        assert isinstance(said(state, attach(0, 2, at=(0, 44), group=4, incarnation=1))[0], m.Wait)
-        assert isinstance(said(state, attach(0, 2, at=(0, 44), group=4, incarnation=1), now_s=2.1)[0], m.Attached)
+            replies(state, attach(rank, 4, at=(0, 40)))
+        assert isinstance(replies(state, attach(0, 2, at=(0, 44), group=4, incarnation=1))[0], m.Wait)
+        assert isinstance(replies(state, attach(0, 2, at=(0, 44), group=4, incarnation=1), now_s=2.1)[0], m.Attached)
 
     @pytest.mark.fault(19)
     def test_a_newer_trainer_takes_a_rank_over_and_the_older_is_told(self):
         state = coordinator()
-        said(state, attach(), peer=b"old")
+        replies(state, attach(), peer=b"old")
         out = state.handle(Received(b"new", attach(incarnation=2, name="host:new")), 1.0)
         told = [one.message for one in out if isinstance(one, Send) and one.peer == b"old"]
         assert told == [
@@ -176,28 +176,28 @@ class TestRanks:
     @pytest.mark.fault(23)
     def test_the_older_one_may_not_come_back(self):
         state = coordinator()
-        said(state, attach(), peer=b"old")
-        said(state, attach(incarnation=2, name="host:new"), peer=b"new")
+        replies(state, attach(), peer=b"old")
+        replies(state, attach(incarnation=2, name="host:new"), peer=b"new")
         assert refused(state, progress(0, 0, 5), peer=b"old")[0] == "superseded"
         code, _, got, _ = refused(state, attach(serial=2), peer=b"old")
         assert (code, got) == ("superseded", "a newer one, host:new")
         assert state.counts.stale == 2
-        assert isinstance(said(state, progress(0, 0, 5, incarnation=2), peer=b"new")[0], m.Members)
+        assert isinstance(replies(state, progress(0, 0, 5, incarnation=2), peer=b"new")[0], m.Members)
 
     def test_it_is_recognised_by_any_of_its_ranks(self):
         state = coordinator()
-        said(state, attach(1, 2), peer=b"old")
-        said(state, attach(0, 2, replicas=2, incarnation=2), peer=b"new")
+        replies(state, attach(1, 2), peer=b"old")
+        replies(state, attach(0, 2, replicas=2, incarnation=2), peer=b"new")
         assert refused(state, progress(1, 0, 5), peer=b"old")[0] == "superseded"
         assert refused(state, attach(1, 2), peer=b"old")[0] == "superseded"
 
     def test_a_trainer_that_moves_to_another_rank_leaves_no_ghost(self):
         state = coordinator(group=4)
-        said(state, attach(0, 2, incarnation=7))
+        replies(state, attach(0, 2, incarnation=7))
         taken = kept(state, attach(1, 2, incarnation=7, serial=2))
         assert taken == [RankTaken("train", 0, (), 1), RankTaken("train", 1, (7,), 2)]
         assert kept(state, progress(1, 0, 9, incarnation=7)) == [Advanced("train", 0, 9)]
-        said(state, attach(0, 2, incarnation=8))
+        replies(state, attach(0, 2, incarnation=8))
         assert kept(state, progress(1, 0, 10, incarnation=7)) == [Advanced("train", 0, 0)], "8 took nothing from it"
 
     def test_a_trainer_that_nobody_knows_is_asked_to_attach(self):
@@ -206,25 +206,25 @@ class TestRanks:
 
     def test_who_detaches_is_gone(self):
         state = coordinator()
-        said(state, attach())
+        replies(state, attach())
         state.handle(Received(b"me", m.Detach(stream="train", rank=0, incarnation=1000)), 0.0)
         assert refused(state, progress(0, 0, 5))[0] == "unknown"
 
     def test_who_is_silent_for_long_is_gone(self):
         state = coordinator()
-        said(state, attach())
+        replies(state, attach())
         state.handle(Ticked(), 10.1)
         assert refused(state, progress(0, 0, 5))[0] == "unknown"
 
     @pytest.mark.fault(16)
     def test_nobody_expires_for_a_stall_of_the_coordinators_own_if_what_came_is_read_first(self):
         state = coordinator()
-        said(state, attach())
-        said(state, register())
-        said(state, progress(0, 0, 5), now_s=30.0)
-        said(state, beat(), now_s=30.0)
+        replies(state, attach())
+        replies(state, register())
+        replies(state, progress(0, 0, 5), now_s=30.0)
+        replies(state, beat(), now_s=30.0)
         state.handle(Ticked(), 30.0)
-        (members,) = said(state, progress(0, 0, 6), now_s=30.1)
+        (members,) = replies(state, progress(0, 0, 6), now_s=30.1)
         assert [one.worker for one in members.workers] == ["w0"]
         assert state.counts.workers_gone == 0
 
@@ -234,14 +234,14 @@ class TestEvaluation:
         state = coordinator()
         for one, at in enumerate([None, (0, 0), (0, 50), (0, 7)]):
             asked = attach(0, 1, at=at, stream="dev", incarnation=one)
-            assert isinstance(said(state, asked)[0], m.Attached)
-            assert isinstance(said(state, progress(0, 0, 1, stream="dev", incarnation=one))[0], m.Members)
+            assert isinstance(replies(state, asked)[0], m.Attached)
+            assert isinstance(replies(state, progress(0, 0, 1, stream="dev", incarnation=one))[0], m.Members)
         assert state.counts.superseded == 0
 
     def test_a_reader_alone_does_not_bind_a_larger_world(self):
         state = coordinator()
-        said(state, attach(0, 1, stream="dev", incarnation=1))
-        (answer,) = said(state, attach(3, 4, stream="dev", incarnation=2))
+        replies(state, attach(0, 1, stream="dev", incarnation=1))
+        (answer,) = replies(state, attach(3, 4, stream="dev", incarnation=2))
         assert (answer.cursor.group, answer.next_group) == (4, 4)
 
     def test_nothing_of_it_is_kept(self):
@@ -254,7 +254,7 @@ class TestGroup:
     def test_the_first_world_fixes_it_and_it_is_kept(self):
         state = coordinator()
         assert kept(state, attach(0, 4)) == [GroupFixed("train", 4), RankTaken("train", 0, (1000,), 1)]
-        (answer,) = said(state, attach(0, 2, incarnation=2))
+        (answer,) = replies(state, attach(0, 2, incarnation=2))
         assert answer.cursor.group == 4
 
     def test_the_fact_comes_before_the_promise(self):
@@ -265,10 +265,10 @@ class TestGroup:
     def test_a_group_from_the_job_file_takes_effect_where_an_epoch_starts(self):
         state = coordinator(group=8)
         state.recover(GroupFixed("train", 4))
-        (middle,) = said(state, attach(0, 2, at=(1, 40), group=4))
+        (middle,) = replies(state, attach(0, 2, at=(1, 40), group=4))
         assert (middle.cursor.group, middle.next_group, middle.most_batches) == (4, 8, 802)
         assert refused(state, attach(0, 6, at=(1, 40), group=4, incarnation=2))[0] == "world"
-        (start,) = said(state, attach(0, 6, at=(2, 0), group=4, incarnation=3), now_s=30.0)
+        (start,) = replies(state, attach(0, 6, at=(2, 0), group=4, incarnation=3), now_s=30.0)
         assert (start.cursor.group, start.next_group) == (8, 8)
 
 
@@ -278,9 +278,9 @@ class TestRepeats:
     @pytest.mark.fault(37)
     def test_an_attach_that_comes_again_is_answered_again_and_changes_nothing(self):
         state = coordinator()
-        said(state, register(), peer=b"worker")
-        first = said(state, attach(0, 2, at=(0, 40)))
-        said(state, progress(0, 0, 47, read_number=52))
+        replies(state, register(), peer=b"worker")
+        first = replies(state, attach(0, 2, at=(0, 40)))
+        replies(state, progress(0, 0, 47, read_number=52))
         out = state.handle(Received(b"anew", attach(0, 2, at=(0, 40))), 1.0)
         assert out == [Send(b"anew", first[0])]
         assert state.counts.attaches == 1
@@ -289,30 +289,30 @@ class TestRepeats:
 
     def test_a_reader_of_an_evaluation_stream_keeps_its_own_group(self):
         state = coordinator()
-        (first,) = said(state, attach(stream="dev", incarnation=1))
-        said(state, attach(3, 4, stream="dev", incarnation=2))
-        assert said(state, attach(stream="dev", incarnation=1)) == [first]
+        (first,) = replies(state, attach(stream="dev", incarnation=1))
+        replies(state, attach(3, 4, stream="dev", incarnation=2))
+        assert replies(state, attach(stream="dev", incarnation=1)) == [first]
 
     def test_its_peer_is_where_the_trainer_is_now(self):
         state = coordinator()
-        said(state, attach(), peer=b"before")
-        said(state, attach(), peer=b"now")
+        replies(state, attach(), peer=b"before")
+        replies(state, attach(), peer=b"now")
         told = state.handle(Received(b"worker", register()), 0.0)
         assert [one.peer for one in told if isinstance(one.message, m.Members)] == [b"now"]
 
     @pytest.mark.fault(22)
     def test_it_counts_as_a_sign_of_life(self):
         state = coordinator()
-        said(state, attach())
-        said(state, attach(), now_s=9.0)
+        replies(state, attach())
+        replies(state, attach(), now_s=9.0)
         state.handle(Ticked(), 18.0)
-        assert said(state, progress(0, 0, 5, members=1), now_s=18.0) == [m.Noted()]
+        assert replies(state, progress(0, 0, 5, members=1), now_s=18.0) == [m.Noted()]
 
     @pytest.mark.fault(23)
     @pytest.mark.fault(37)
     def test_an_attach_from_before_the_last_is_dropped_and_counted(self):
         state = coordinator()
-        (answer,) = said(state, attach(at=(2, 37), serial=5))
+        (answer,) = replies(state, attach(at=(2, 37), serial=5))
         assert (answer.serial, answer.cursor.epoch, answer.cursor.number) == (5, 2, 37)
         assert state.handle(Received(b"me", attach(serial=4)), 0.0) == []
         assert (state.counts.attaches, state.counts.stale) == (1, 1)
@@ -321,9 +321,9 @@ class TestRepeats:
     @pytest.mark.fault(37)
     def test_every_answer_to_an_attach_names_its_request(self):
         state = coordinator(View(counting=True), group=2)
-        assert said(state, attach(serial=7))[0].serial == 7
+        assert replies(state, attach(serial=7))[0].serial == 7
         state = coordinator(group=2)
-        said(state, attach(0, 2, at=(0, 40)))
+        replies(state, attach(0, 2, at=(0, 40)))
         for asked in (
             attach(1, 2, at=(0, 50), serial=8),
             attach(job="words", serial=8),
@@ -334,7 +334,7 @@ class TestRepeats:
             attach(at=(0, 999), serial=8),
             attach(1, 2, at=(0, 40), serial=8),
         ):
-            (answer,) = said(state, asked)
+            (answer,) = replies(state, asked)
             assert answer.serial == 8
 
 
@@ -342,11 +342,11 @@ class TestCounting:
     def test_who_comes_meanwhile_waits_a_moment(self):
         view = View(counting=True)
         state = coordinator(view)
-        (answer,) = said(state, attach(at=(3, 7)))
+        (answer,) = replies(state, attach(at=(3, 7)))
         assert answer == m.Wait(serial=1, reason="counting the batches of epoch 3", retry_ms=250)
         assert state.report(0.0)["streams"]["train"]["attached"] == 0
         view.counting = False
-        assert isinstance(said(state, attach(at=(3, 7)), now_s=0.25)[0], m.Attached)
+        assert isinstance(replies(state, attach(at=(3, 7)), now_s=0.25)[0], m.Attached)
 
     def test_what_is_wrong_without_a_count_is_said_at_once(self):
         state = coordinator(View(counting=True), group=2)
@@ -369,26 +369,26 @@ class TestCounting:
 class TestLoadTests:
     def test_ranks_of_a_stream_that_somebody_trains_on_are_not_taken(self):
         state = coordinator()
-        said(state, attach(0, 2))
+        replies(state, attach(0, 2))
         for rank in (0, 1):
             code, expected, got, remedy = refused(state, attach(rank, 2, incarnation=9, work="measure"))
             assert (code, got) == ("training", "one that is trained on by rank 0 (host:0)")
             assert "nobody trains on" in expected
             assert "another stream" in remedy
         assert state.counts.superseded == 0
-        assert isinstance(said(state, progress(0, 0, 5))[0], m.Members)
+        assert isinstance(replies(state, progress(0, 0, 5))[0], m.Members)
 
     def test_one_that_nobody_trains_on_is_measured_by_a_world_and_by_the_next(self):
         state = coordinator()
         for first in (10, 20):
             for rank in (0, 1):
                 asked = attach(rank, 2, incarnation=first + rank, work="measure")
-                assert isinstance(said(state, asked)[0], m.Attached)
+                assert isinstance(replies(state, asked)[0], m.Attached)
 
     def test_whoever_trains_takes_the_rank_of_a_load_test(self):
         state = coordinator()
-        said(state, attach(incarnation=9, work="measure"))
-        assert isinstance(said(state, attach())[0], m.Attached)
+        replies(state, attach(incarnation=9, work="measure"))
+        assert isinstance(replies(state, attach())[0], m.Attached)
         assert refused(state, progress(0, 0, 5, incarnation=9))[0] == "superseded"
 
     def test_trainers_may_come_back_to_a_coordinator_that_was_restarted(self):
@@ -396,12 +396,12 @@ class TestLoadTests:
         for fact in kept(before, attach()):
             state.recover(fact)
         asked = attach(incarnation=9, work="measure")
-        (wait,) = said(state, asked, 100.0)
+        (wait,) = replies(state, asked, 100.0)
         assert (type(wait), wait.reason) == (m.Wait, "trainers from before the coordinator's restart may come back")
-        assert isinstance(said(state, asked, 100.0 + 5 * TIMEOUT_S - 0.1)[0], m.Wait)
-        assert isinstance(said(state, asked, 100.0 + 5 * TIMEOUT_S)[0], m.Attached)
+        assert isinstance(replies(state, asked, 100.0 + 5 * TIMEOUT_S - 0.1)[0], m.Wait)
+        assert isinstance(replies(state, asked, 100.0 + 5 * TIMEOUT_S)[0], m.Attached)
 
     def test_readers_of_a_stream_for_evaluation_are_in_nobodys_way(self):
         state = coordinator()
-        said(state, attach(stream="dev"))
-        assert isinstance(said(state, attach(stream="dev", incarnation=9, work="measure"))[0], m.Attached)
+        replies(state, attach(stream="dev"))
+        assert isinstance(replies(state, attach(stream="dev", incarnation=9, work="measure"))[0], m.Attached)

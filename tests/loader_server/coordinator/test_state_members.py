@@ -34,7 +34,7 @@ from tests.support.coordinator import (
     progress,
     refused,
     register,
-    said,
+    replies,
 )
 
 
@@ -42,14 +42,14 @@ def with_worker(*peers: bytes) -> CoordinatorState:
     """A coordinator at which a worker is registered on each of these connections."""
     state = coordinator()
     for number, peer in enumerate(peers, 100):
-        said(state, register(f"w{number}", number), peer=peer)
+        replies(state, register(f"w{number}", number), peer=peer)
     return state
 
 
 class TestWorkers:
     def test_trainers_are_told_of_workers_that_come_and_leave(self):
         state = coordinator()
-        said(state, attach(), peer=b"trainer")
+        replies(state, attach(), peer=b"trainer")
         out = state.handle(Received(b"worker", register()), 0.0)
         assert [(one.peer, type(one.message)) for one in out] == [
             (b"worker", m.Registered),
@@ -76,7 +76,7 @@ class TestWorkers:
 
     def test_trainers_are_told_why_a_worker_does_not_come_and_those_that_attach_later_too(self):
         state = coordinator()
-        said(state, attach(), peer=b"trainer")
+        replies(state, attach(), peer=b"trainer")
         out = state.handle(Received(b"worker", failing()), 0.0)
         assert [type(one) for one in out] == [Warn, Send]
         assert "another one (8 bytes)" in out[0].fields["got"]
@@ -92,7 +92,7 @@ class TestWorkers:
     def test_a_worker_that_serves_all_the_same_does_so_in_part_and_a_new_one_of_its_name_does_not(self):
         """The one before it may be dead, and nobody knows yet."""
         state = coordinator()
-        said(state, register("w0"), peer=b"w0")
+        replies(state, register("w0"), peer=b"w0")
         state.handle(Received(b"another", failing("w0")), 0.0)
         state.handle(Received(b"w0", failing("w0")), 1.0)
         assert [one["in_part"] for one in state.report(1.0)["failing"]] == [True]
@@ -103,19 +103,19 @@ class TestWorkers:
         state = coordinator()
         state.handle(Received(b"worker", failing()), 0.0)
         state.handle(Received(b"worker", failing("w1")), 10.0)
-        said(state, register("w0"))
+        replies(state, register("w0"))
         assert [one["worker"] for one in state.report(10.0)["failing"]] == ["w1"]
         state.handle(Ticked(), 70.0)
         assert len(state.report(70.0)["failing"]) == 1
         state.handle(Ticked(), 70.1)
         assert state.report(70.1)["failing"] == []
-        told = said(state, attach(stream="dev", incarnation=5))
+        told = replies(state, attach(stream="dev", incarnation=5))
         assert not any(isinstance(one, m.Failing) for one in told)
 
     def test_they_are_not_told_of_a_registration_that_came_again(self):
         state = coordinator()
-        said(state, register())
-        said(state, attach(), peer=b"trainer")
+        replies(state, register())
+        replies(state, attach(), peer=b"trainer")
         again = state.handle(Received(b"anew", register()), 1.0)
         assert {one.peer for one in again} == {b"anew"}
         assert isinstance(again[0].message, m.Registered)
@@ -124,7 +124,7 @@ class TestWorkers:
     def test_of_a_flood_of_workers_that_cannot_serve_few_are_told(self):
         """Anybody may say so; each word would go to every trainer, and into the log."""
         state = coordinator()
-        said(state, attach(), peer=b"trainer")
+        replies(state, attach(), peer=b"trainer")
         out = [one for number in range(600) for one in state.handle(Received(b"x", failing(f"w{number}")), 1.0)]
         assert sum(isinstance(one, Send) for one in out) == sum(isinstance(one, Warn) for one in out) == 256
         assert len(state.report(1.0)["failing"]) == 256
@@ -134,8 +134,8 @@ class TestWorkers:
 
     def test_nor_by_heartbeats_which_are_noted(self):
         state = coordinator()
-        said(state, register(), peer=b"worker")
-        said(state, attach(), peer=b"trainer")
+        replies(state, register(), peer=b"worker")
+        replies(state, attach(), peer=b"trainer")
         assert state.handle(Received(b"worker", beat()), 1.0) == [Send(b"worker", m.Noted())]
 
     @pytest.mark.fault(39)
@@ -146,7 +146,7 @@ class TestWorkers:
         assert (code, expected) == ("endpoint", "an endpoint like tcp://10.0.0.7:7410")
         assert got == f"{endpoint!r} from w0"
         assert "--listen" in remedy
-        assert said(state, attach())[0].workers == ()
+        assert replies(state, attach())[0].workers == ()
         assert state.counts.refusals == 1
 
     @pytest.mark.fault(40)
@@ -179,21 +179,21 @@ class TestWorkers:
     @pytest.mark.fault(47)
     def test_two_of_one_name_are_both_there(self):
         state = coordinator()
-        said(state, register(incarnation=1))
-        said(state, register(incarnation=2))
-        assert said(state, attach())[0].workers == (address(incarnation=1), address(incarnation=2))
+        replies(state, register(incarnation=1))
+        replies(state, register(incarnation=2))
+        assert replies(state, attach())[0].workers == (address(incarnation=1), address(incarnation=2))
         for incarnation in (1, 2):
-            assert said(state, beat(incarnation=incarnation)) == [m.Noted()]
-        said(state, m.Leave(worker="w0", incarnation=1))
-        assert said(state, progress(0, 0, 0))[0].workers == (address(incarnation=2),)
+            assert replies(state, beat(incarnation=incarnation)) == [m.Noted()]
+        replies(state, m.Leave(worker="w0", incarnation=1))
+        assert replies(state, progress(0, 0, 0))[0].workers == (address(incarnation=2),)
 
     @pytest.mark.fault(47)
     def test_a_worker_that_starts_again_at_its_endpoint_replaces_itself(self):
         state = coordinator()
-        said(state, register(incarnation=1, endpoint="tcp://h:1"))
-        said(state, register(incarnation=2, endpoint="tcp://h:1"))
-        said(state, m.Leave(worker="w0", incarnation=1))
-        (answer,) = said(state, attach())
+        replies(state, register(incarnation=1, endpoint="tcp://h:1"))
+        replies(state, register(incarnation=2, endpoint="tcp://h:1"))
+        replies(state, m.Leave(worker="w0", incarnation=1))
+        (answer,) = replies(state, attach())
         assert [one.incarnation for one in answer.workers] == [2]
         assert refused(state, beat(incarnation=1))[0] == "unknown"
 
@@ -203,8 +203,8 @@ class TestWorkers:
 
     def test_one_that_is_silent_for_long_is_gone_and_trainers_are_told(self):
         state = coordinator()
-        said(state, register(), peer=b"worker")
-        said(state, attach(), now_s=9.0, peer=b"trainer")
+        replies(state, register(), peer=b"worker")
+        replies(state, attach(), now_s=9.0, peer=b"trainer")
         assert state.handle(Ticked(), 10.0) == []
         assert state.handle(Ticked(), 10.1) == [Send(b"trainer", m.Members(version=3, workers=()))]
         assert state.counts.workers_gone == 1
@@ -214,8 +214,8 @@ class TestCulprits:
     @pytest.mark.fault(8)
     def test_a_culprit_is_kept_first_and_told_to_all_workers(self):
         state = coordinator()
-        said(state, register("w0", 1), peer=b"w0")
-        said(state, register("w1", 2), peer=b"w1")
+        replies(state, register("w0", 1), peer=b"w0")
+        replies(state, register("w1", 2), peer=b"w1")
         keep, warn, *told = state.handle(Received(b"w0", culprit()), 0.0)
         assert keep == Keep(CulpritFound("train", "a.flac 7 1", "SIGSEGV, SIGSEGV"))
         assert warn.fields == {
@@ -229,34 +229,34 @@ class TestCulprits:
     def test_a_strangers_culprit_is_not_kept(self, registers):
         """Nor that of one who knows a worker's name and incarnation, which all trainers are told."""
         state = coordinator()
-        said(state, register("w0", 1), peer=b"w0")
+        replies(state, register("w0", 1), peer=b"w0")
         if registers is not None:
-            said(state, registers, peer=b"stranger")
-        assert said(state, beat("w0", 1), peer=b"stranger") == [objections.unknown_worker()]
+            replies(state, registers, peer=b"stranger")
+        assert replies(state, beat("w0", 1), peer=b"stranger") == [objections.unknown_worker()]
         assert state.handle(Received(b"stranger", culprit()), 0.0) == [Send(b"stranger", objections.unknown_worker())]
-        said(state, m.Leave(worker="w0", incarnation=1), peer=b"stranger")
+        replies(state, m.Leave(worker="w0", incarnation=1), peer=b"stranger")
         assert len(state.report(0.0)["workers"]) == 1
         assert state.report(0.0)["culprits"] == []
 
     @pytest.mark.fault(36)
     def test_a_worker_that_registers_is_told_of_those_of_every_stream(self):
         state = with_worker(b"w0")
-        said(state, culprit(), peer=b"w0")
-        said(state, culprit("b", "dev"), peer=b"w0")
-        _, told = said(state, register())
+        replies(state, culprit(), peer=b"w0")
+        replies(state, culprit("b", "dev"), peer=b"w0")
+        _, told = replies(state, register())
         assert told == m.Culprits(version=3, keys=tuple(sorted((*keys("a.flac 7 1"), *keys("b", stream="dev")))))
 
     @pytest.mark.fault(36)
     @pytest.mark.fault(43)
     def test_a_worker_that_missed_a_list_is_told_again_when_it_says_so(self):
         state = coordinator()
-        assert said(state, register())[1] == m.Culprits(version=1, keys=())
-        assert said(state, beat(culprits=1)) == [m.Noted()]
-        said(state, culprit("a"), peer=b"1")
-        assert said(state, beat(culprits=1)) == [m.Culprits(version=2, keys=keys("a"))]
-        assert said(state, beat(culprits=2)) == [m.Noted()]
-        said(state, forgive("a"))
-        assert said(state, beat(culprits=2)) == [m.Culprits(version=3, keys=())]
+        assert replies(state, register())[1] == m.Culprits(version=1, keys=())
+        assert replies(state, beat(culprits=1)) == [m.Noted()]
+        replies(state, culprit("a"), peer=b"1")
+        assert replies(state, beat(culprits=1)) == [m.Culprits(version=2, keys=keys("a"))]
+        assert replies(state, beat(culprits=2)) == [m.Noted()]
+        replies(state, forgive("a"))
+        assert replies(state, beat(culprits=2)) == [m.Culprits(version=3, keys=())]
 
     def test_a_culprit_of_no_stream_of_ours_is_not_kept(self):
         assert kept(with_worker(b"me"), culprit(stream="other")) == []
@@ -266,21 +266,21 @@ class TestCulprits:
         monkeypatch.setattr("loader_server.coordinator.convictions._MOST", 2)
         state = with_worker(b"w0", b"me")
         for identity in "ab":
-            said(state, culprit(identity), peer=b"w0")
+            replies(state, culprit(identity), peer=b"w0")
         (warn,) = state.handle(Received(b"w0", culprit("c")), 0.0)
         assert warn.event == "too many samples kill decoders: from here on they are not kept"
         assert state.handle(Received(b"w0", culprit("c")), 0.0) == []  # they are said with every heartbeat
-        assert said(state, register())[1].keys == keys("a", "b")
-        said(state, forgive("a"))
+        assert replies(state, register())[1].keys == keys("a", "b")
+        replies(state, forgive("a"))
         assert kept(state, culprit("c")) != []
         assert len(state.handle(Received(b"w0", culprit("d")), 0.0)) == 1, "it is full anew, and that is said anew"
 
     @pytest.mark.fault(36)
     def test_forgiven_ones_are_forgotten_and_workers_are_told_what_is_left(self):
         state = coordinator()
-        said(state, register(), peer=b"w0")
+        replies(state, register(), peer=b"w0")
         for identity in "ab":
-            said(state, culprit(identity), peer=b"w0")
+            replies(state, culprit(identity), peer=b"w0")
         out = state.handle(Received(b"me", forgive("a")), 0.0)
         assert out == [
             Keep(Forgot("train", "a")),
@@ -305,7 +305,7 @@ class TestCulprits:
     def test_one_or_all_of_one_stream_or_of_all(self, asked, forgotten):
         state = with_worker(b"w0")
         for found in (culprit("a"), culprit("b"), culprit("a", "dev")):
-            said(state, found, peer=b"w0")
+            replies(state, found, peer=b"w0")
         assert [f"{fact.stream} {fact.identity}" for fact in kept(state, asked)] == forgotten
         assert len(state.report(0.0)["culprits"]) == 3 - len(forgotten)
 

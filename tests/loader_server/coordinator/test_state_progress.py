@@ -17,15 +17,15 @@ from tests.support.coordinator import (
     kept,
     progress,
     register,
-    said,
+    replies,
 )
 
 
 class TestProgress:
     def test_a_stream_is_as_far_as_its_last_rank(self):
         state = coordinator()
-        said(state, attach(0, 2))
-        said(state, attach(1, 2))
+        replies(state, attach(0, 2))
+        replies(state, attach(1, 2))
         assert kept(state, progress(0, 0, 10)) == []
         assert kept(state, progress(1, 0, 6)) == [Advanced("train", 0, 6)]
         assert kept(state, progress(1, 0, 6)) == []
@@ -33,22 +33,22 @@ class TestProgress:
     @pytest.mark.fault(22)
     def test_it_is_answered_with_the_members_until_they_are_known(self):
         state = coordinator()
-        said(state, register(), peer=b"worker")
-        said(state, attach())
+        replies(state, register(), peer=b"worker")
+        replies(state, attach())
         for _ in range(2):
-            (answer,) = said(state, progress(0, 0, 10))
+            (answer,) = replies(state, progress(0, 0, 10))
             assert [one.worker for one in answer.workers] == ["w0"]
         for _ in range(2):
-            assert said(state, progress(0, 0, 10, members=answer.version)) == [m.Noted()]
+            assert replies(state, progress(0, 0, 10, members=answer.version)) == [m.Noted()]
 
     def test_the_report_shows_the_last_to_read_and_the_one_that_waited_most(self):
         state = coordinator()
         for rank in range(2):
-            said(state, attach(rank, 2, at=(3, 0)))
+            replies(state, attach(rank, 2, at=(3, 0)))
         train = state.report(0.0)["streams"]["train"]
         assert (train["waited_permille"], train["limit"], train["read_number"]) == (None, None, 0)
-        said(state, progress(0, 3, 2, read_number=9, waited_permille=900))
-        said(state, progress(1, 3, 2, read_number=7, waited_permille=10))
+        replies(state, progress(0, 3, 2, read_number=9, waited_permille=900))
+        replies(state, progress(1, 3, 2, read_number=7, waited_permille=10))
         train = state.report(0.0)["streams"]["train"]
         assert (train["number"], train["read_epoch"], train["read_number"]) == (2, 3, 7)
         assert (train["waited_permille"], train["limit"]) == (900, "loaders")
@@ -59,11 +59,11 @@ class TestProgress:
 
     def test_the_report_says_how_far_and_by_whom(self):
         state = coordinator()
-        said(state, register())
-        said(state, beat())
-        said(state, attach(0, 1))
-        said(state, progress(0, 1, 10))
-        (answer,) = said(state, m.StatusQuery(), now_s=1.52)
+        replies(state, register())
+        replies(state, beat())
+        replies(state, attach(0, 1))
+        replies(state, progress(0, 1, 10))
+        (answer,) = replies(state, m.StatusQuery(), now_s=1.52)
         report = json.loads(answer.report)
         train = report["streams"]["train"]
         assert (train["epoch"], train["number"], train["batches"], train["group"]) == (1, 10, 101, 1)
@@ -74,7 +74,7 @@ class TestProgress:
     def test_the_report_counts_an_evaluation_in_the_group_of_who_came_last(self):
         state = coordinator()
         for incarnation, world in ((1, 2), (2, 4)):
-            said(state, attach(0, world, stream="dev", incarnation=incarnation))
-        (answer,) = said(state, m.StatusQuery())
+            replies(state, attach(0, world, stream="dev", incarnation=incarnation))
+        (answer,) = replies(state, m.StatusQuery())
         dev = json.loads(answer.report)["streams"]["dev"]
         assert (dev["group"], dev["batches"]) == (4, 100)

@@ -20,7 +20,7 @@ from loader_server.coordinator.events import (
 )
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.coordinator import (
     attach,
     beat,
@@ -32,7 +32,7 @@ from tests.support.coordinator import (
     progress,
     refused,
     register,
-    said,
+    replies,
 )
 
 if TYPE_CHECKING:
@@ -56,36 +56,36 @@ class TestSuccession:
         code, _, got, _ = refused(again, attach(serial=2))
         assert (code, got) == ("superseded", "a newer one")
         assert refused(again, progress(0, 0, 5))[0] == "superseded"
-        assert isinstance(said(again, attach(incarnation=2, serial=2))[0], m.Attached)
+        assert isinstance(replies(again, attach(incarnation=2, serial=2))[0], m.Attached)
 
     @pytest.mark.fault(48)
     @pytest.mark.parametrize("older_first", [True, False])
     def test_one_that_came_while_the_coordinator_was_away_is_newer_too(self, older_first):
         state = self.restarted(*kept(coordinator(), attach()))
         if older_first:
-            assert isinstance(said(state, attach(serial=2))[0], m.Attached)
-        assert isinstance(said(state, attach(incarnation=2))[0], m.Attached)
+            assert isinstance(replies(state, attach(serial=2))[0], m.Attached)
+        assert isinstance(replies(state, attach(incarnation=2))[0], m.Attached)
         assert refused(state, attach(serial=3))[0] == "superseded"
 
     @pytest.mark.fault(48)
     def test_a_successor_that_is_silent_or_has_left_is_still_newer(self):
         state = coordinator()
-        said(state, attach())
-        said(state, attach(incarnation=2))
-        said(state, m.Detach(stream="train", rank=0, incarnation=2))
+        replies(state, attach())
+        replies(state, attach(incarnation=2))
+        replies(state, m.Detach(stream="train", rank=0, incarnation=2))
         assert refused(state, attach(serial=2))[0] == "superseded"
-        assert isinstance(said(state, attach(incarnation=3))[0], m.Attached)
+        assert isinstance(replies(state, attach(incarnation=3))[0], m.Attached)
 
     @pytest.mark.fault(60)
     @pytest.mark.parametrize("remembers", [True, False])
     def test_an_older_one_never_takes_the_rank_back_however_many_came_since(self, remembers):
         state = coordinator()
-        (oldest,) = said(state, attach(incarnation=1))
+        (oldest,) = replies(state, attach(incarnation=1))
         facts = [fact for number in range(2, 40) for fact in kept(state, attach(incarnation=number))]
         again = state if remembers else self.restarted(*facts)
         code, _, got, _ = refused(again, attach(incarnation=1, serial=2, tenure=oldest.tenure))
         assert (code, got) == ("superseded", "a newer one, host:0" if remembers else "a newer one")
-        (newest,) = said(again, attach(incarnation=39, serial=2, tenure=39))
+        (newest,) = replies(again, attach(incarnation=39, serial=2, tenure=39))
         assert newest.tenure == 39
 
     @pytest.mark.fault(14)
@@ -94,30 +94,30 @@ class TestSuccession:
         """The disk was full when it came, and then the coordinator was restarted."""
         state = coordinator()
         facts = kept(state, attach(incarnation=1))
-        (newer,) = said(state, attach(incarnation=2))
+        (newer,) = replies(state, attach(incarnation=2))
         again = self.restarted(*facts)
-        (older,) = said(again, attach(incarnation=1, serial=2, tenure=1))
+        (older,) = replies(again, attach(incarnation=1, serial=2, tenure=1))
         assert isinstance(older, m.Attached)
         assert refused(again, progress(0, 0, 5, incarnation=2))[0] == "unknown", "it may show its tenure"
-        assert isinstance(said(again, attach(incarnation=2, serial=2, tenure=newer.tenure))[0], m.Attached)
+        assert isinstance(replies(again, attach(incarnation=2, serial=2, tenure=newer.tenure))[0], m.Attached)
         assert refused(again, attach(incarnation=1, serial=3, tenure=1))[0] == "superseded"
 
     @pytest.mark.fault(60)
     def test_one_of_several_ranks_is_enough(self):
         state = coordinator()
-        (older,) = said(state, attach(0, 2, replicas=2, incarnation=1))
+        (older,) = replies(state, attach(0, 2, replicas=2, incarnation=1))
         for number in range(2, 40):
-            said(state, attach(1, 2, incarnation=number))
+            replies(state, attach(1, 2, incarnation=number))
         again = attach(0, 2, replicas=2, incarnation=1, serial=2, tenure=older.tenure)
         assert refused(state, again)[0] == "superseded"
 
     def test_who_claims_no_rank_has_no_tenure(self):
-        (answer,) = said(coordinator(), attach(stream="dev"))
+        (answer,) = replies(coordinator(), attach(stream="dev"))
         assert answer.tenure is None
 
     def test_the_same_one_attaches_anew_without_a_word_to_the_journal(self):
         state = coordinator()
-        said(state, attach())
+        replies(state, attach())
         assert kept(state, attach(serial=2)) == []
 
 
@@ -192,4 +192,4 @@ def test_after_a_restart_the_answers_are_the_same():
     for fact in [*kept(state, attach(0, 4)), *kept(state, progress(0, 1, 8))]:
         again.recover(fact)
     asked = replace(attach(0, 2, at=(1, 8), group=4), incarnation=9)
-    assert said(again, asked) == said(state, asked, now_s=60.0)
+    assert replies(again, asked) == replies(state, asked, now_s=60.0)

@@ -8,7 +8,7 @@ from loader_server.coordinator import workers as module
 from loader_server.coordinator.workers import Workers
 from shared.wire import messages as m
 from shared.wire.codec import encode
-from shared.wire.parts import WorkerAddress
+from shared.wire.message_parts import WorkerAddress
 from tests.support.coordinator import address, register
 
 

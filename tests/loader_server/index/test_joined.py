@@ -13,7 +13,7 @@ from loader_server.index.joined import JoinedSource
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import DataError, SettingsError
-from shared.wire.layout import BucketShape, Field, fields_of_batch, layout_of
+from shared.wire.batch_layout import BucketShape, Field, fields_of_batch, layout_of
 from tests.support.corpora import make_corpus, utterances
 from tests.support.sources import decoded
 

@@ -17,7 +17,7 @@ from loader_server.sources.source import Source
 from loader_server.transforms.chain import Chain
 from shared.bad_limit import BadLimit
 from shared.errors import DataError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.another_user import as_another_user, folder_for_all
 from tests.support.corpora import make_corpus, utterances
 from tests.support.sources import spec_of

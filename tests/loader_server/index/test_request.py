@@ -11,7 +11,7 @@ from loader_server.sources.source import Source
 from loader_server.transforms.chain import Chain
 from shared.bad_limit import BadLimit
 from shared.errors import DataError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.sources import spec_of
 
 if TYPE_CHECKING:

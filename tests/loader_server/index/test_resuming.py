@@ -17,7 +17,7 @@ from loader_server.index.folder import open_index
 from loader_server.index.make import IndexRequest, make_index, unchanged_index
 from loader_server.transforms.chain import Chain
 from shared.errors import DataError, MachineError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.corpora import make_corpus
 from tests.support.sources import spec_of
 

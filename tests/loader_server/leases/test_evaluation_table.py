@@ -8,8 +8,8 @@ from loader_server.coordinator.journal import Journal
 from loader_server.leases.evaluation_table import EvaluationTable
 from loader_server.leases.lease_book import BookAdvanced, LeaseBook, StatesSummed
 from loader_server.leases.lease_table import LeaseRules, LeaseSettings
+from shared.wire.message_parts import PIECE_BYTES, Failure, Lease, MetricStates
 from shared.wire.messages import Outcomes
-from shared.wire.parts import PIECE_BYTES, Failure, Lease, MetricStates
 
 SETTINGS = LeaseSettings(stream="dev", work="evaluate/m", rules=LeaseRules(floor_s=30.0, tries=1), gone_s=10.0)
 

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from loader_server.leases.lease_book import BookAdvanced, LeaseBook, NumberDone
-from shared.wire.parts import BookMark
+from shared.wire.message_parts import BookMark
 
 CHANGE = NumberDone("train", "train", 0, 0)
 

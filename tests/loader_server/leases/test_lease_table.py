@@ -9,8 +9,8 @@ import pytest
 from loader_server.leases.lease_book import BookAdvanced, LeaseBook
 from loader_server.leases.lease_table import LeaseRules, LeaseSettings, LeaseTable
 from loader_server.leases.table_counts import NO_REASON, OTHER_REASONS, TOOK_TOO_LONG, TableCounts, TableNews
+from shared.wire.message_parts import DoneSet, EpochDone, Failure, Lease
 from shared.wire.messages import Leases, Outcomes
-from shared.wire.parts import DoneSet, EpochDone, Failure, Lease
 
 SETTINGS = LeaseSettings(stream="train", work="train", rules=LeaseRules(floor_s=10.0, tries=3), gone_s=5.0)
 

@@ -12,7 +12,7 @@ from loader_server.planning import PLANNER_VERSION, OrdinalPlan, Plan, tally
 from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
 from shared.rounds import rounds
-from shared.wire.layout import BucketShape
+from shared.wire.batch_layout import BucketShape
 from tests.loader_server.planning.tables import RATES, Lengths, Memory, batches_of, log_normal, plan_of, settings_of
 
 SPEECH = log_normal(3_000)

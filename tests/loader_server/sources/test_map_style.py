@@ -22,7 +22,7 @@ from loader_server.sources.map_style import MapStyleSource
 from loader_server.stream import Stream
 from loader_server.transforms.chain import Chain
 from shared.errors import DataError, MachineError, ReadError, SettingsError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 
 if TYPE_CHECKING:

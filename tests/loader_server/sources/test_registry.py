@@ -15,7 +15,7 @@ from loader_server.sources.map_style import MapStyleSource
 from loader_server.sources.registry import SOURCES, SourceSpec, dotted_name, source_class
 from loader_server.stream import Stream
 from shared.errors import SettingsError
-from shared.settings.values import setting, whole
+from shared.settings.parsers import setting, whole
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,8 +24,8 @@ from shared.errors import DataError, SettingsError
 from shared.hashing import fingerprint
 from shared.settings.tables import read_table
 from shared.wire import messages as m
-from shared.wire.layout import BucketShape, fields_of_batch, layout_of
-from shared.wire.parts import Ticket
+from shared.wire.batch_layout import BucketShape, fields_of_batch, layout_of
+from shared.wire.message_parts import Ticket
 
 TOKENS = SyntheticSettings(samples=500)
 FEATURES = SyntheticSettings(samples=200, kind="features", median_length=9, bands=5)

@@ -14,7 +14,7 @@ from loader_server.transforms import chain as chain_module
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.generators import generator_for
 from shared.errors import ReadError, SampleError, SettingsError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.corpora import tone
 
 RAW = (Field(key="audio", dtype="float32", shape=(None,), per_second=8000.0),)

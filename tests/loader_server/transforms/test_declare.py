@@ -6,8 +6,8 @@ import pytest
 
 from loader_server.transforms.declare import Declaration, Outputs, declaration_of, placing, transform
 from shared.errors import SettingsError
-from shared.settings.values import number, setting
-from shared.wire.layout import Field
+from shared.settings.parsers import number, setting
+from shared.wire.batch_layout import Field
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from loader_server.transforms.declare import BUILT_INS, built_in
 from loader_server.transforms.find import find_transforms, settings_of_built_ins, table_names
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 RAW = (Field(key="audio", dtype="float32", shape=(None,)),)
 

@@ -18,7 +18,7 @@ from loader_server.transforms import declare
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.find import built_ins
 from shared.settings.job import tomllib
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.token_models import train_sentencepiece, train_tokenizer
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "transforms.md").read_text("utf-8")

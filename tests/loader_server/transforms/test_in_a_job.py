@@ -12,7 +12,7 @@ from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import SettingsError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.loaders import write_job
 
 OWN = """

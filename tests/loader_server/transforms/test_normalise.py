@@ -11,7 +11,7 @@ from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.normalise import Moments, Normalise, NormaliseSettings, statistics_text
 from shared.errors import SettingsError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 RNG = np.random.default_rng(0)
 RAW = (Field(key="audio", dtype="float32", shape=(None, 4), per_second=100.0),)

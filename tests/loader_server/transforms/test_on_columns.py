@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loader_server.sources.batch_columns import Ragged, ragged
 from loader_server.transforms.on_columns import ColumnsOfBatch, column_of
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 INT32 = np.dtype(np.int32)
 TOKENS = Field(key="tokens", dtype="int32", shape=(None,))

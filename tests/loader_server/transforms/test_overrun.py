@@ -10,7 +10,7 @@ import pytest
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.declare import transform
 from loader_server.transforms.overrun import blame_for_length
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 RAW = (Field(key="audio", dtype="float32", shape=(None,)),)
 HERE = __name__

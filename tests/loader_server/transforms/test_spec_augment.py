@@ -9,7 +9,7 @@ from loader_server.transforms.chain import Chain
 from loader_server.transforms.spec_augment import SpecAugmentSettings, SpecAugmentTransform
 from shared.errors import SettingsError
 from shared.settings.tables import read_table
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 RAW = (Field(key="audio", dtype="float32", shape=(None, 40), per_second=100.0),)
 

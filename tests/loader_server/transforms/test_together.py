@@ -9,7 +9,7 @@ import pytest
 
 from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.chain import Chain
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Tickets, Verdict
 from shared.fairness.budget import Budget
 from shared.wire import messages as m
-from shared.wire.parts import Ticket
+from shared.wire.message_parts import Ticket
 from tests.shared.wire.examples import EXAMPLES
 
 WANT = next(one for one in EXAMPLES if isinstance(one, m.Want))

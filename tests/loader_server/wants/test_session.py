@@ -13,7 +13,7 @@ from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import MOST_SLOTS
 from shared.memory import SlotMemory
 from shared.wire import messages as m
-from shared.wire.parts import Seal, Ticket
+from shared.wire.message_parts import Seal, Ticket
 from tests.shared.wire.examples import EXAMPLES
 from tests.support.descriptors import open_descriptors
 

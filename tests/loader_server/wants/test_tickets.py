@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader_server.wants.tickets import MOST_OPEN, MOST_SLOTS, Tickets, Verdict
-from shared.wire.parts import Ticket
+from shared.wire.message_parts import Ticket
 
 
 def test_a_ticket_is_open_from_its_acceptance_to_its_answer():

@@ -17,9 +17,9 @@ from shared.huge_pages import HUGE_PAGE
 from shared.keys import ServerKeys, make_keys
 from shared.logs import Log
 from shared.wire import messages as m
+from shared.wire.batch_layout import BucketShape, Field, fields_of_batch, layout_of
 from shared.wire.codec import decode, encode
-from shared.wire.layout import BucketShape, Field, fields_of_batch, layout_of
-from shared.wire.parts import Seal, Ticket
+from shared.wire.message_parts import Seal, Ticket
 from shared.wire.payload import PayloadEncoding
 from shared.wire.sealing import Opener, Sealer
 from tests.shared.wire.examples import EXAMPLES

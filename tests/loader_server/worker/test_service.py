@@ -21,7 +21,7 @@ from shared.errors import MachineError, ReadError
 from shared.hashing import digest64
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
-from shared.wire.parts import Ticket
+from shared.wire.message_parts import Ticket
 from tests.support import transforms
 from tests.support.askers import Asker, Desk, a_worker, digest_of, refused, wait_until_begun, welcomed
 from tests.support.forked import TrialNursery

@@ -9,7 +9,7 @@ import zmq
 from loader_server.wants.tickets import MOST_OPEN, MOST_SLOTS
 from shared.wire import messages as m
 from shared.wire.codec import VERSION, encode
-from shared.wire.parts import Ticket
+from shared.wire.message_parts import Ticket
 from tests.support.askers import Asker, a_worker, digest_of, refused, wait_until_begun, welcomed
 from tests.support.loaders import wait_until
 

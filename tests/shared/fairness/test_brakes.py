@@ -11,7 +11,7 @@ import pytest
 
 from shared.fairness import brakes
 from shared.fairness.brakes import Brakes, too_fast
-from shared.fairness.patience import Patience
+from shared.fairness.budget import Patience
 from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ def _serve(*samples: MetricSamples, port: int = 0, targets_folder: Path | None =
 
 def test_values_come_across_with_their_labels_and_help() -> None:
     seconds = MetricSamples(BUILD_SECONDS, {("train", "write_and_digest"): 1.5, ("dev", "plan_and_read"): 0.25})
-    with _serve(MetricSamples.one(WORKERS, 3), seconds) as server:
+    with _serve(MetricSamples.single(WORKERS, 3), seconds) as server:
         text = urllib.request.urlopen(f"http://{server.address}/metrics", timeout=30).read().decode()
         values = fetch_metrics(server.address)
     assert values["stoker_workers", ()] == 3
@@ -71,7 +71,7 @@ def test_numbers_are_taken_when_asked() -> None:
     count = iter(range(1, 9))
 
     def samples() -> Iterator[MetricSamples]:
-        yield MetricSamples.one(ATTACHES, next(count))
+        yield MetricSamples.single(ATTACHES, next(count))
 
     with MetricsServer(samples, labels=LABELS, targets_folder=None) as server:
         seen = [fetch_metrics(server.address)["stoker_attaches_total", ()] for _ in range(2)]
@@ -138,8 +138,8 @@ def test_a_crowd_that_asks_slowly_or_reads_nothing_keeps_no_probe_waiting(
     said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a request; and a whole one, for more than a connection holds. None of them is ended because it is late."""
-    monkeypatch.setattr("shared.metrics.connections.ASKING_S", 600)
-    monkeypatch.setattr("shared.metrics.connections.ANSWERING_S", 600)
+    monkeypatch.setattr("shared.metrics.bounded_connections.ASKING_S", 600)
+    monkeypatch.setattr("shared.metrics.bounded_connections.ANSWERING_S", 600)
     samples = [MetricSamples(STALE_BATCHES, {(f"{number:09999}",): number for number in range(500)})]
     with contextlib.ExitStack() as crowd:
         server = crowd.enter_context(MetricsServer(lambda: samples, labels=LABELS, targets_folder=None, probes=_READY))
@@ -151,7 +151,7 @@ def test_a_crowd_that_asks_slowly_or_reads_nothing_keeps_no_probe_waiting(
 
 
 def test_who_asks_nothing_is_cut_off_after_two_seconds_whatever_it_drips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.metrics.connections.ASKING_S", 0.5)
+    monkeypatch.setattr("shared.metrics.bounded_connections.ASKING_S", 0.5)
     with _serve() as server, contextlib.ExitStack() as crowd:
         slow, silent = _crowd(server, 2, crowd)
         began_s = time.monotonic()
@@ -166,7 +166,7 @@ def test_who_asks_nothing_is_cut_off_after_two_seconds_whatever_it_drips(monkeyp
 
 
 def test_who_has_asked_has_longer_to_read_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.metrics.connections.ASKING_S", 0.3)
+    monkeypatch.setattr("shared.metrics.bounded_connections.ASKING_S", 0.3)
     came = threading.Event()
 
     def unready(_now_s: float) -> str:

@@ -9,7 +9,7 @@ from shared.pipelines.element_values import (
     flat_values,
     values_of_element,
 )
-from shared.wire.layout import Field, fields_of_batch
+from shared.wire.batch_layout import Field, fields_of_batch
 
 VALUES = (
     ElementValue("feat", "float32", (None, None, 2)),

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from shared.errors import SettingsError
-from shared.settings import values
+from shared.settings import parsers
 from shared.settings.job import StreamSettings
 from shared.settings.tables import read_tables
 
@@ -15,7 +15,7 @@ from shared.settings.tables import read_tables
 def test_several_dataclasses_share_a_table():
     @dataclasses.dataclass(frozen=True)
     class Other:
-        depth: int = values.setting(values.whole(0), "depth", default=1)
+        depth: int = parsers.setting(parsers.whole(0), "depth", default=1)
 
     table = {"source": "manifest", "length": "audio", "depth": 3, "logmel": {}}
     stream, other = read_tables((StreamSettings, Other), table, "here", also_known=("logmel",))

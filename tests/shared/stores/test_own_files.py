@@ -1,4 +1,4 @@
-"""Files of ours: what somebody else put in their place is refused and stays as it is."""
+"""Files of ours: what somebody else put in their place is refused, and so is a place that may not be written to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,18 @@ from shared.stores.own_files import draft_of, open_own, refuse_linked_folder, re
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared.errors import SettingsError
+from shared.stores.own_files import refuse_closed, why_closed
+from tests.support.another_user import as_another_user, folder_for_all
+from tests.support.closed import CLOSED, may_close
+from tests.support.forked import run_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 WAYS = [os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_CREAT, os.O_WRONLY | os.O_CREAT]
 
@@ -114,3 +126,58 @@ def test_a_folder_is_synced_and_closed(tmp_path: Path, monkeypatch: pytest.Monke
     sync_folder(tmp_path)
     assert synced == [str(tmp_path)]
     assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder of ours that every user can reach."""
+    with folder_for_all() as made:
+        yield made
+
+
+def test_what_can_be_written_or_made_is_not_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "new" / "and" / "below", tmp_path / "file", Path("relative"), Path()):
+        assert why_closed(place) == ""
+        refuse_closed(place, where="--state")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"], "nothing is made"
+
+
+@pytest.mark.fault(66)
+def test_what_belongs_to_another_user_is_closed(folder: Path) -> None:
+    (folder / "file").touch(mode=0o644)
+    owner = os.getuid()
+    with as_another_user():
+        user = os.geteuid()
+        assert why_closed(folder) == f"{folder} of user {owner} with mode 755"
+        assert why_closed(folder / "new" / "and" / "below") == why_closed(folder)
+        assert why_closed(folder / "file") == f"{folder / 'file'} of user {owner} with mode 644"
+        with pytest.raises(SettingsError) as refusal:
+            refuse_closed(folder / "new", where="--state")
+    assert str(refusal.value) == (
+        f"--state: expected a folder that user {user} may write to, got {folder} of user {owner} with mode 755. "
+        "Let this user write there (chown, chmod, a mount that is not read-only), or name another place."
+    )
+    folder.chmod(0o1777)
+    with as_another_user():
+        assert why_closed(folder / "new") == ""
+
+
+@pytest.mark.fault(66)
+def test_a_folder_that_may_be_written_and_not_entered_is_closed(folder: Path) -> None:
+    (folder / "inner").mkdir()
+    (folder / "inner").chmod(0o666)
+    with as_another_user():
+        assert why_closed(folder / "inner") == f"{folder / 'inner'} of user 0 with mode 666"
+
+
+@pytest.mark.fault(66)
+def test_a_read_only_file_system_is_named_as_such(tmp_path: Path) -> None:
+    if not may_close():
+        pytest.skip("only root can make file systems read-only")
+    code, _, errors = run_module(
+        CLOSED, "only=", "loader_server", "fetch", "tcp://127.0.0.1:9", "--state", str(tmp_path)
+    )
+    assert code == 1
+    assert f"got {tmp_path}, which is on a read-only file system. Let this user write there" in errors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shared.wire import bounds
 from shared.wire import messages as m
-from shared.wire.parts import (
+from shared.wire.message_parts import (
     BookMark,
     Cursor,
     DoneSet,
@@ -326,7 +326,7 @@ def value(check: bounds.Check, random: Random) -> object:  # noqa: C901, PLR0911
             return draws.finite(random)
         case bounds.Share():
             return draws.number(random, 0.0, 1.0)
-        case bounds.OneOf(names):
+        case bounds.Choice(names):
             return random.choice(names)
         case bounds.Dtype():
             return random.choice(sorted(bounds.DTYPES))

@@ -16,7 +16,7 @@ from shared.errors import ProtocolError
 from shared.wire import bounds, codec
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, VERSION, VersionError, decode, encode, encode_refusal
-from shared.wire.parts import WorkerAddress
+from shared.wire.message_parts import WorkerAddress
 from tests.shared.wire.examples import EXAMPLES, PARTS, TICKET, instance, plain
 from tests.support import draws
 
@@ -153,7 +153,7 @@ def problem(check):  # noqa: C901, PLR0911 - one case a kind of check
             return [1, True, "1", float("nan"), float("inf"), None]
         case bounds.Share():
             return [-0.01, 1.01, float("nan"), True, "1", None]
-        case bounds.OneOf():
+        case bounds.Choice():
             return ["", "other", b"none", [], {}, None, 1]
         case bounds.Dtype():
             return ["object", "str", "<f4", b"int8", [], {}, None]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import ProtocolError, SettingsError
-from shared.wire.layout import BucketShape, Field, fields_of_batch, layout_of
+from shared.wire.batch_layout import BucketShape, Field, fields_of_batch, layout_of
 from shared.wire.payload import (
     COMPRESSIONS,
     FLOAT32_FORMS,

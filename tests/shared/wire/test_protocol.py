@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import shared
-from shared.wire import bounds, parts
+from shared.wire import bounds, message_parts
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, VERSION
-from shared.wire.declared import ROLES
-from shared.wire.permissions import TO_COORDINATOR, TO_PARAMETER_SERVER, TO_WORKER
+from shared.wire.message_parts import ROLES
+from shared.wire.refusing import TO_COORDINATOR, TO_PARAMETER_SERVER, TO_WORKER
 
 PARTS = {
     name: kind
-    for name, kind in vars(parts).items()
-    if isinstance(kind, type) and issubclass(kind, parts.Part) and kind is not parts.Part
+    for name, kind in vars(message_parts).items()
+    if isinstance(kind, type) and issubclass(kind, message_parts.Part) and kind is not message_parts.Part
 }
 TEXT = (Path(shared.__file__).parent / "PROTOCOL.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^#### (\w+)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL))
@@ -40,7 +40,7 @@ def test_every_message_and_record_is_described_and_no_other():
              "trainer_client.training.servers.service"]
 )  # fmt: skip
 def test_a_fresh_process_of_each_role_knows_every_message(role):
-    program = f"import {role}; from shared.wire.declared import KINDS; print(*KINDS)"
+    program = f"import {role}; from shared.wire.message_parts import KINDS; print(*KINDS)"
     printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert {*printed.split()} == SECTIONS.keys() - PARTS.keys()
 
@@ -64,7 +64,7 @@ def test_every_code_of_a_refusal_is_described():
     """The codes that the two servers send, as they stand in their source."""
     root = Path(shared.__file__).parents[1]
     rooms = (root / "loader_server/coordinator", root / "loader_server/worker")
-    files = [path for room in rooms for path in room.rglob("*.py")] + [root / "shared/wire/permissions.py"]
+    files = [path for room in rooms for path in room.rglob("*.py")] + [root / "shared/wire/refusing.py"]
     source = "".join(path.read_text("utf-8") for path in files)
     sent = set(re.findall(r'\brefused\(\s*"(\w+)"', source))
     sent |= set(re.findall(r'_not_attached\(\s*(?:attach|join|request),\s*"(\w+)"', source))

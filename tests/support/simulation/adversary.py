@@ -56,7 +56,7 @@ class Adversary:
     # --- whom it meets ---
 
     def _worker(self) -> Worker | None:
-        alive = [one for one in self._world.workers.values() if one.alive]
+        alive = [worker for worker in self._world.workers.values() if worker.alive]
         return self._dice.choice(alive) if alive else None
 
     def _trainer(self) -> Trainer | None:
@@ -68,11 +68,11 @@ class Adversary:
         everybody = [*world.workers.values(), *world.live_trainers()]
         if world.coordinator is not None:
             everybody.append(world.coordinator)
-        alive = [one for one in everybody if one.alive]
+        alive = [process for process in everybody if process.alive]
         return self._dice.choice(alive) if alive else None
 
     def _wire(self) -> Wire | None:
-        wires = [one for one in self._world.network.wires if one.port.wire is one]
+        wires = [wire for wire in self._world.network.wires if wire.port.wire is wire]
         return self._dice.choice(wires) if wires else None
 
     # --- workers ---
@@ -258,7 +258,7 @@ class Adversary:
         self._world.replace(trainer, self._other_shares())
 
     def _replace_trainer(self) -> None:
-        """Whoever runs the job believes that a trainer is dead, and it is not: it was stopped, and comes back."""
+        """The operator believes that a trainer is dead, and it is not: it was stopped, and comes back."""
         trainer = self._trainer()
         if trainer is not None and trainer.settings.stream == "train":
             self._world.stop(trainer)

@@ -1,7 +1,7 @@
 """What must hold: S1 to S4 at each step, and L1 once everything is well again.
 
 Rules: a check looks at what just changed, so that a step stays cheap; it never repairs anything. S1: no batch twice, in
-the order of the plan. S2: none missing. S3: what a consumer gets is whole, of the batch that it is said to be, and is
+the order of the plan. S2: none missing. S3: what a consumer gets is whole, of the batch that its header names, and is
 not written under its hands. S4: no more slots are in use than there are. L1: nobody waits for long once all is well.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shared.wire import messages as m
-    from shared.wire.parts import Cursor
+    from shared.wire.message_parts import Cursor
     from tests.support.simulation.consumer import Consumer
     from tests.support.simulation.memory import Memory
     from tests.support.simulation.trainer import Trainer
@@ -83,7 +83,7 @@ class Checks:
             raise Broken(f"S3: {trainer} writes for {header.ticket} into a slot that is {state.value}, {writers}")
 
     def on_offer(self, trainer: Trainer, order: i.Offer) -> None:
-        """A batch is said to lie whole in its slot."""
+        """A worker reports a batch as whole in its slot."""
         self._require_whole(trainer, order)
 
     def _require_whole(self, trainer: Trainer, of: i.Offer | OfferedBatch) -> None:
@@ -104,10 +104,10 @@ class Checks:
         stream = self._world.streams[trainer.settings.stream]
 
         def due() -> Iterator[tuple[int, int, bool]]:
-            for one in rounds(start.number, stream.batches(start.epoch, start.group), start.group, ranks.world):
+            for each in rounds(start.number, stream.batches(start.epoch, start.group), start.group, ranks.world):
                 for replica in range(ranks.replicas):
-                    place = one.place(ranks.rank + replica)
-                    yield one.start, place.number, place.empty
+                    place = each.place(ranks.rank + replica)
+                    yield each.start, place.number, place.empty
 
         return Follow(due(), start)
 

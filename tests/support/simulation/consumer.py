@@ -19,7 +19,7 @@ from trainer_client.network.outbox import OfferedBatch, Reader
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from shared.wire.parts import Cursor, DoneSet
+    from shared.wire.message_parts import Cursor, DoneSet
     from tests.support.simulation.trainer import Trainer
     from tests.support.simulation.world import World
 

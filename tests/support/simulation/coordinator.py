@@ -79,7 +79,7 @@ class Coordinator(Process):
         self._turned_s = now_s
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
-        facts = [one.fact for one in instructions if isinstance(one, Keep)]
+        facts = [instruction.fact for instruction in instructions if isinstance(instruction, Keep)]
         self.world.sharing.on_kept(facts)
         for fact in facts:
             self.journal.pop(_key(fact), None)
@@ -87,6 +87,6 @@ class Coordinator(Process):
                 self.journal[_key(fact)] = fact
         if facts and self.world.coordinator_dies_after_writing():
             return
-        for one in instructions:
-            if isinstance(one, Send):
-                self._server.send(one.peer, one.message)
+        for instruction in instructions:
+            if isinstance(instruction, Send):
+                self._server.send(instruction.peer, instruction.message)

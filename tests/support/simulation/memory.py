@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shared.wire.message_parts import Ticket
     from shared.wire.messages import Want
-    from shared.wire.parts import Ticket
 
 __all__ = ["PIECES", "Memory", "Payload", "Stamp"]
 

@@ -155,7 +155,7 @@ class Port:
         while queues:
             queue = self.network.scheduler.random.choice(queues)
             read.append(queue.popleft())
-            queues = [one for one in queues if one]
+            queues = [waiting for waiting in queues if waiting]
         return read
 
     # --- connections ---
@@ -199,7 +199,7 @@ class Port:
         self._begin(_FIRST_PAUSE_S * self.network.scheduler.between(1.0, 1.5))
 
     def renew(self) -> None:
-        """Another socket under the same identity; nobody is told, and what was not read is gone."""
+        """Another socket under the same identity; nobody learns of it, and what was not read is gone."""
         self.close()
         self._pause_s = _FIRST_PAUSE_S
         self._begin(0.0)
@@ -349,7 +349,7 @@ class Network:
         wire.server.process.call(wire.lose_server)
 
     def kill(self, process: Process, *, silently: bool) -> None:
-        """All connections of a process that died: its peers are told, or have to find out."""
+        """All connections of a process that died: its peers get notice, or have to find out."""
         for wire in self.wires:
             if wire.server.process is process:
                 wire.dead_up = True

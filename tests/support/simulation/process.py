@@ -1,7 +1,7 @@
 """A process that may be stopped, may hang, and dies once.
 
-Rules: what comes to a process that does not run waits for it, in its order, and is lost when it dies. Whoever starts
-again is another process.
+Rules: what comes to a process that does not run waits for it, in its order, and is lost when it dies. A process that
+starts again is another one.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shared.wire import messages as m
-    from shared.wire.parts import Lease
+    from shared.wire.message_parts import Lease
     from trainer_client.core.workers.known_workers import KnownWorker
 
 __all__ = ["RULES", "without"]
@@ -101,9 +101,9 @@ def _keep_what_was_opened() -> Patch:
 def _take_every_lease() -> Patch:
     receive = HeldLeases.receive
 
-    def receive_all(self: HeldLeases, said: m.Leases, now_s: float) -> bool:
+    def receive_all(self: HeldLeases, message: m.Leases, now_s: float) -> bool:
         untold, self._done = self._done, {}
-        is_taken = receive(self, said, now_s)
+        is_taken = receive(self, message, now_s)
         self._done = untold
         return is_taken
 

@@ -97,7 +97,7 @@ class Setting:
         )
 
     def __str__(self) -> str:
-        return ", ".join(f"{one.name}={getattr(self, one.name)}" for one in fields(self))
+        return ", ".join(f"{setting.name}={getattr(self, setting.name)}" for setting in fields(self))
 
 
 def _apart(dice: random.Random) -> random.Random:

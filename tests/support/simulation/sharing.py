@@ -1,8 +1,8 @@
 """Trainers that share a stream in queue mode, and what must hold of what they did with its batches.
 
 Rules: each trainer leases batches, trains on them, and says that they are done or that it failed; it is the account of
-leases that ships (`LeaseAccount`) that says so. The books here are kept from the facts of the coordinator's journal and
-from what consumers did, and from nothing else. A trainer takes a checkpoint now and then, and another restores it.
+leases that ships (`LeaseAccount`) that reports it. The books here are kept from the facts of the coordinator's journal
+and from what consumers did, and from nothing else. A trainer takes a checkpoint now and then, and another restores it.
 What follows holds of each generation, which begins with what its checkpoint says. Q1: a number is done once in its
 epoch. Q2: what is done was trained on. Q3: a lease has one trainer, which trains on it once. Q4: a closed epoch
 has every number done or given up. Q5: what a checkpoint says is done is what the journal has, and all that its trainer
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.leases.lease_book import EpochClosed, EpochOpened, NumberDone, NumberOut, TableRewound
 from shared.errors import StokerError
-from shared.wire.parts import DoneSet, EpochDone
+from shared.wire.message_parts import DoneSet, EpochDone
 from tests.support.simulation.consumer import Consumer
 from tests.support.simulation.scheduler import Broken
 from tests.support.simulation.trainer import Interrupted
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from loader_server.coordinator.events import Fact
-    from shared.wire.parts import Lease
+    from shared.wire.message_parts import Lease
     from tests.support.simulation.consumer import Doing, Pause
     from tests.support.simulation.trainer import Trainer
     from tests.support.simulation.world import World
@@ -84,12 +84,14 @@ class Sharing:
         """The table is as a checkpoint says: of what was done, only that counts."""
         opened = {fact.epoch: fact for fact in facts if isinstance(fact, EpochOpened)}
         out = {(fact.epoch, fact.number) for fact in facts if isinstance(fact, NumberOut)}
-        begins = {at: (one.fresh, sorted(number for epoch, number in out if epoch == at)) for at, one in opened.items()}
-        if begins not in [{one.epoch: (one.fresh, list(accumulate(one.missing))) for one in done.epochs}
+        begins = {
+            at: (fact.fresh, sorted(number for epoch, number in out if epoch == at)) for at, fact in opened.items()
+        }
+        if begins not in [{epoch.epoch: (epoch.fresh, list(accumulate(epoch.missing))) for epoch in done.epochs}
                           for done in self.saved]:  # fmt: skip
             raise Broken(f"Q5: a generation begins with {begins}, which is no checkpoint")
         self._generation += 1
-        self.batches |= {at: one.batches for at, one in opened.items()}
+        self.batches |= {at: fact.batches for at, fact in opened.items()}
         for at in self.batches:
             settled = self._settled_at(at, max(opened), begins)
             self._dead[at] = self._dead.get(at, set()) & settled
@@ -145,9 +147,9 @@ class Sharing:
 
     def on_saved(self, trainer: Trainer, done: DoneSet, mine: set[tuple[int, int]]) -> None:
         """A trainer took a checkpoint, after it did these batches of the present generation."""
-        left = {(one.epoch, number) for one in done.epochs for number in accumulate(one.missing)}
+        left = {(part.epoch, number) for part in done.epochs for number in accumulate(part.missing)}
         for epoch, number in mine:
-            fresh = next((one.fresh for one in done.epochs if one.epoch == epoch), None)
+            fresh = next((part.fresh for part in done.epochs if part.epoch == epoch), None)
             if (epoch, number) in left or (number >= fresh if fresh is not None else epoch > done.epochs[-1].epoch):
                 raise Broken(f"Q5: {trainer} did batch {number} of epoch {epoch}, and its checkpoint says {done}")
         self.saved.append(done)
@@ -234,7 +236,7 @@ class Sharer(Consumer):
                 raise self.trainer.error
             yield 0.2, True
         self._wait_no_more()
-        mine = {at for one, at in self._did if one == generation == stream.leases._generation}
+        mine = {at for began, at in self._did if began == generation == stream.leases._generation}
         self._sharing.on_saved(self.trainer, answers[0], mine)
 
     def _settle(self, account: LeaseAccount, item: OfferedBatch) -> None:

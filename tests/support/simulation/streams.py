@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from shared.wire.layout import BucketShape, Field, layout_of
-from shared.wire.parts import WireField, WireShape
+from shared.wire.batch_layout import BucketShape, Field, layout_of
+from shared.wire.message_parts import WireField, WireShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ _WRONG = WireShape(9, (("audio", 9),))
 
 @cache
 def _nbytes(shape: WireShape) -> int:
-    fields = tuple(Field(key=one.key, dtype=one.dtype, shape=one.shape) for one in _FIELDS)
+    fields = tuple(Field(key=field.key, dtype=field.dtype, shape=field.shape) for field in _FIELDS)
     return layout_of(fields, BucketShape(rows=shape.rows, lengths=dict(shape.lengths))).nbytes
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from shared.errors import LostError
 from shared.wire import messages as m
-from shared.wire.parts import Cursor, DoneSet, SharedSlots
+from shared.wire.message_parts import Cursor, DoneSet, SharedSlots
 from tests.support.simulation.memory import Memory, Payload, Stamp
 from tests.support.simulation.network import Port
 from tests.support.simulation.process import Process, Timer
@@ -44,7 +44,7 @@ class Interrupted(BaseException):
 
 
 class _Turnstile(Waiting):
-    """Nobody waits in the simulated world, they come again when they are told."""
+    """Nobody waits in the simulated world, they come again when they are called."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
@@ -358,7 +358,7 @@ class Trainer(Process):
     def _check(self, order: i.Check, events: list[e.Event]) -> None:
         assert self.memory is not None
         slot = self.memory.slots[order.header.ticket.slot]
-        whole = all(isinstance(one, Stamp) and one == slot[0] for one in slot)
+        whole = all(isinstance(stamp, Stamp) and stamp == slot[0] for stamp in slot)
         events.append(e.Checked(order.connection_id, order.header, whole))
 
     def _probe(self, order: i.Probe, events: list[e.Event]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.errors import StokerError
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.simulation.consumer import Consumer
 from tests.support.simulation.scheduler import Broken
 from tests.support.simulation.trainer import Interrupted
@@ -68,11 +68,11 @@ class Training:
         rank = 0
         for place, replicas in enumerate(shares):
             pause_s = self.world.scheduler.between(0.0, 0.3)
-            self.world.scheduler.after(pause_s, self._start_one, run, place, rank, replicas)
+            self.world.scheduler.after(pause_s, self._start_trainer, run, place, rank, replicas)
             rank += replicas
         self._trainers_due = len(shares)
 
-    def _start_one(self, run: _Run, place: int, rank: int, replicas: int) -> None:
+    def _start_trainer(self, run: _Run, place: int, rank: int, replicas: int) -> None:
         if self.run is not run:
             return
         trainer = self.world.new_trainer(f"{self.stream}{place}", self.stream, rank, replicas, run.world)
@@ -80,7 +80,7 @@ class Training:
         TrainingRank(self.world, trainer, self, run)
 
     def end(self) -> list[Trainer]:
-        """Give the ranks up; the trainers that were there, for whoever kills them."""
+        """Give the ranks up; the trainers that were there, for the caller to kill."""
         run, self.run = self.run, None
         return run.trainers if run is not None else []
 
@@ -117,7 +117,7 @@ class Training:
 
     def _step(self, run: _Run) -> None:
         assert self.at is not None
-        places = [batch for trainer in sorted(run.trainers, key=lambda one: one.settings.ranks.rank)
+        places = [batch for trainer in sorted(run.trainers, key=lambda trainer: trainer.settings.ranks.rank)
                   for batch in run.round[trainer.incarnation]]  # fmt: skip
         numbers = [batch.number for batch in places if not batch.empty]
         due = list(range(self.at.number, self.at.number + len(numbers)))
@@ -135,7 +135,7 @@ class Training:
         if run is not self.run or self.at is None or self.at.epoch != epoch:
             return
         batches = self.world.streams[self.stream].batches(epoch, self.at.group)
-        trained = [number for one, number in self.model if one == epoch]
+        trained = [number for trained_epoch, number in self.model if trained_epoch == epoch]
         if trained != list(range(batches)):
             raise Broken(f"S2: epoch {epoch} has {batches} batches, the model was trained on {trained}")
         self.at = Position(epoch + 1, 0, next_group)

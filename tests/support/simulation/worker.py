@@ -24,7 +24,7 @@ from tests.support.simulation.process import Process, Timer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shared.wire.parts import Ticket
+    from shared.wire.message_parts import Ticket
     from tests.support.simulation.streams import Stream
     from tests.support.simulation.world import World
 
@@ -140,9 +140,9 @@ class Worker(Process):
     def _read(self, port: Port) -> None:
         port.news.clear()
         now_s = self.scheduler.now_s
-        for said in port.read():
+        for message in port.read():
             self._membership.hear(now_s)
-            self._membership.take_in(said, now_s)
+            self._membership.take_in(message, now_s)
         self._talk_to_coordinator()
 
     def _talk_to_coordinator(self) -> None:

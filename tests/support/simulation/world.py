@@ -95,8 +95,8 @@ class World:
 
     def _place_hosts(self) -> None:
         dice, hosts = self.scheduler.random, [f"host{host}" for host in range(self.setting.hosts)]
-        places = ["coordinator", *(f"worker{one}" for one in range(self.setting.workers))]
-        places += [f"{stream}{one}" for stream in self.streams for one in range(8)]
+        places = ["coordinator", *(f"worker{number}" for number in range(self.setting.workers))]
+        places += [f"{stream}{number}" for stream in self.streams for number in range(8)]
         self.network.host_of = {place: dice.choice(hosts) for place in places}
 
     # --- starting ---
@@ -104,13 +104,13 @@ class World:
     def begin(self) -> None:
         """Start everything."""
         self.start_coordinator()
-        for one in range(self.setting.workers):
-            self.scheduler.after(self.scheduler.between(0.0, 0.2), self.start_worker, f"worker{one}")
+        for number in range(self.setting.workers):
+            self.scheduler.after(self.scheduler.between(0.0, 0.2), self.start_worker, f"worker{number}")
         self.training.start(list(self.setting.shares))
-        for one in range(self.setting.evaluators):
-            self.start_evaluator(f"dev{one}")
-        for one in range(self.setting.sharers):
-            self.start_sharer(f"pool{one}")
+        for number in range(self.setting.evaluators):
+            self.start_evaluator(f"dev{number}")
+        for number in range(self.setting.sharers):
+            self.start_sharer(f"pool{number}")
 
     def start_coordinator(self) -> None:
         """Start the coordinator, on its journal, unless it runs."""
@@ -119,7 +119,7 @@ class World:
             self.coordinator = Coordinator(self, self.starts, self._journal)
 
     def endpoint(self, place: str) -> str:
-        """Where a worker listens, whoever it is."""
+        """Where the worker of this place listens, in any incarnation."""
         return f"tcp://10.0.0.2:{8000 + int(place.removeprefix('worker'))}"
 
     def start_worker(self, place: str, *, job: str = "job") -> None:
@@ -216,13 +216,15 @@ class World:
             return False
         if self.sharers and self.sharing.epochs_done < self.shared_goal:
             return False
-        readers = [one.consumer for one in self.evaluators.values() if one.alive]
-        return len(readers) == self.setting.evaluators and all(one is not None and one.passes > 0 for one in readers)
+        readers = [reader.consumer for reader in self.evaluators.values() if reader.alive]
+        return len(readers) == self.setting.evaluators and all(
+            reader is not None and reader.passes > 0 for reader in readers
+        )
 
     # --- what may be done to processes ---
 
     def kill(self, process: Process, *, silently: bool = False) -> None:
-        """Kill -9; `silently`: with its machine, so that nobody is told."""
+        """Kill -9; `silently`: with its machine, so that nobody gets notice."""
         if not process.alive:
             return
         self.scheduler.note(process, "is killed", "silently" if silently else "")
@@ -265,7 +267,7 @@ class World:
     # --- trainers that end ---
 
     def on_trainer_failed(self, trainer: Trainer, error: StokerError) -> None:
-        """A consumer got an error: its process ends, and whoever runs the job starts it again."""
+        """A consumer got an error: its process ends, and the operator starts it again."""
         self.scheduler.note(trainer, "gives up:", error)
         if trainer.error is None:
             self.checks.on_fail(trainer, error)
@@ -273,7 +275,7 @@ class World:
         self.replace(trainer, list(self.setting.shares))
 
     def replace(self, trainer: Trainer, shares: list[int]) -> None:
-        """Whoever runs the job starts others in place of a trainer; where ranks go in step, in place of all."""
+        """The operator starts others in place of a trainer; where ranks go in step, in place of all."""
         if trainer.settings.stream == "dev":
             pause_s = self.scheduler.between(0.0, 1.0) * self.setting.timeout_s
             self.scheduler.after(pause_s, self.start_evaluator, trainer.name)
@@ -295,12 +297,12 @@ class World:
 
     def group(self) -> int:
         """Of the training stream; 0: nobody attached yet, and who comes first fixes it."""
-        fixed = (one for one in self._journal.values() if isinstance(one, GroupFixed))
-        return next((one.group for one in fixed if one.stream == self.training.stream), 0)
+        fixed = (fact for fact in self._journal.values() if isinstance(fact, GroupFixed))
+        return next((fact.group for fact in fixed if fact.stream == self.training.stream), 0)
 
     def live_trainers(self) -> list[Trainer]:
         """Those that run, and those that believe they still should."""
-        return [one for one in self.trainers.values() if one.alive]
+        return [trainer for trainer in self.trainers.values() if trainer.alive]
 
     def objection_to_failing(self, trainer: Trainer, error: BaseException) -> str:
         """Why this feed should go on; empty: it may fail."""
@@ -313,7 +315,11 @@ class World:
         if head is None:
             return "nobody refused"
         batch = (trainer.incarnation, head.batch.position.epoch, head.batch.number)
-        able = [one for one in self.workers.values() if batch not in one.refused and self._is_there(one, trainer)]
+        able = [
+            worker
+            for worker in self.workers.values()
+            if batch not in worker.refused and self._is_there(worker, trainer)
+        ]
         return f"{able[0]} could build its head" if able else ""
 
     def _stood_in_the_way(self, other: Trainer) -> bool:
@@ -334,7 +340,7 @@ class World:
         return False
 
     def is_poisoned(self, worker: Worker, want: m.Want) -> bool:
-        """Whether this batch kills whoever builds it without being warned."""
+        """Whether this batch kills a worker that builds it without being warned."""
         return want.attempt == 0 and want.number in self.poison and self.healed_s is None
 
     def may_fail_once_more(self, want: m.Want) -> bool:

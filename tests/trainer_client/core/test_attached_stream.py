@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import trainer_client.core
-from shared.wire.parts import BookMark, Lease
+from shared.wire.message_parts import BookMark, Lease
 from tests.support.lone_core import LoneCore
 from trainer_client.core import events as e
 from trainer_client.core.leasing.leased_queue import LeasedQueue

@@ -6,7 +6,7 @@ import pytest
 
 from shared.errors import ProtocolError, RefusedError
 from shared.wire import messages as m
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.lone_core import BATCHES, DIGEST, LoneCore, address, attached
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i

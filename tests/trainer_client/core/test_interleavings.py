@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.wire import messages as m
-from shared.wire.parts import Cursor, Ticket, WireField, WireShape, WorkerAddress
+from shared.wire.message_parts import Cursor, Ticket, WireField, WireShape, WorkerAddress
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.core import Core

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from shared.wire import messages as m
-from shared.wire.parts import RoundPlace
+from shared.wire.message_parts import RoundPlace
 from tests.support.lone_core import LoneCore, attached
 from trainer_client.core import instructions as i
 from trainer_client.core.job_end import JobEnd

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.wire.parts import Ticket
+from shared.wire.message_parts import Ticket
 from trainer_client.core.slot_states import SlotState, SlotStates
 
 

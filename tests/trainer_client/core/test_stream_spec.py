@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.wire import messages as m
-from shared.wire.layout import BucketShape, Field, layout_of
-from shared.wire.parts import Cursor, Ticket, WireField, WireShape
+from shared.wire.batch_layout import BucketShape, Field, layout_of
+from shared.wire.message_parts import Cursor, Ticket, WireField, WireShape
 from trainer_client.core import stream_spec as module
 from trainer_client.core.stream_spec import StreamSpec
 from trainer_client.core.upcoming import Position, UpcomingBatch

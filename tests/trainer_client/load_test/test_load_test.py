@@ -17,7 +17,7 @@ from tests.support.forked import start_talking
 from tests.support.loaders import ROOT, running, wait_until, write_job
 from trainer_client import cli
 from trainer_client.load_test import conductor
-from trainer_client.load_test.conductor import LoadPlan, conduct
+from trainer_client.load_test.conductor import conduct
 from trainer_client.load_test.interrupts import Interrupts
 from trainer_client.load_test.own_job import OwnJob
 from trainer_client.load_test.thin_trainer import ThinRun
@@ -133,11 +133,10 @@ def test_a_crew_that_is_killed_is_an_error_and_not_a_silence(endpoint, monkeypat
 
     how = {"stream": "train", "world": 1, "step_s": 0, "seconds": 9, "prefetch": 8, "shared_memory": True, "keys": ""}
     with Interrupts() as interrupts:
-        plan = LoadPlan(trainers=1, processes=1, run=ThinRun(endpoint=endpoint, **how))
         tell = conductor._Process.tell
         monkeypatch.setattr(conductor._Process, "tell", lambda crew, **line: (tell(crew, **line), killed(crew, **line)))
         with pytest.raises(StokerError, match="its end, with exit code -9"):
-            conduct(plan, interrupts, None, lambda _: None)
+            conduct(ThinRun(endpoint=endpoint, **how), 1, interrupts, None, lambda _: None)
     assert [one for one in psutil.Process().children() if _is_ours(one)] == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import LostError
 from trainer_client.load_test import thin_trainer
-from trainer_client.load_test.audit import Discrepancies, audited
+from trainer_client.load_test.delivery_audit import Discrepancies, audited
 from trainer_client.load_test.thin_trainer import ThinRun, ThinTrainer
 
 

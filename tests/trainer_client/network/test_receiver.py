@@ -12,7 +12,7 @@ import pytest
 
 from shared.errors import LostError, ProtocolError, RefusedError
 from shared.wire import messages as m
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.ends import Ends
 from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, DIGEST
@@ -219,7 +219,7 @@ def _open_files():
 
 
 def test_an_answer_that_is_wrong_is_an_error(ends):
-    ends.said["cursor"] = Cursor(1, 0, 4, DIGEST)
+    ends.facts["cursor"] = Cursor(1, 0, 4, DIGEST)
     ours = receiver(ends.endpoint)
     with pytest.raises(ProtocolError, match="epoch 0, batch 0, as was asked"):
         ours.attach(None)

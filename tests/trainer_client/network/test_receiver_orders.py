@@ -10,7 +10,7 @@ from shared.errors import LostError
 from shared.logs import Log
 from shared.memory import SlotMemory
 from shared.wire import messages as m
-from shared.wire.parts import Ticket, WireShape
+from shared.wire.message_parts import Ticket, WireShape
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.upcoming import Position, UpcomingBatch

@@ -12,8 +12,8 @@ import zmq
 from shared.endpoints import port_of
 from shared.errors import ProtocolError
 from shared.sockets import bind_sealed_router
+from shared.wire.batch_layout import Layout, Tensor
 from shared.wire.codec import encode
-from shared.wire.layout import Layout, Tensor
 from shared.wire.messages import Pong, Pushed
 from shared.wire.payload import PayloadEncoding, encode_payload
 from shared.wire.sealing import TAG_BYTES, Sealer

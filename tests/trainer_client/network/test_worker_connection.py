@@ -10,9 +10,9 @@ from shared.endpoints import port_of
 from shared.hashing import digest64
 from shared.sockets import bind_router, bind_sealed_router
 from shared.wire import messages as m
+from shared.wire.batch_layout import Layout, Tensor
 from shared.wire.codec import encode
-from shared.wire.layout import Layout, Tensor
-from shared.wire.parts import Ticket, WireShape
+from shared.wire.message_parts import Ticket, WireShape
 from shared.wire.payload import PayloadEncoding, encode_payload
 from shared.wire.sealing import TAG_BYTES, Sealer
 from tests.support.worker_end import PATIENCE_MS, WorkerEnd, nobody, welcome

@@ -12,7 +12,7 @@ from shared.errors import StokerError
 from shared.hashing import digest64
 from shared.memory import OpenedSlots, SlotMemory
 from shared.wire import messages as m
-from shared.wire.parts import Ticket
+from shared.wire.message_parts import Ticket
 from tests.support.exhaustion import no_sockets_left
 from tests.support.lone_core import NBYTES, SHAPE, attached
 from tests.support.worker_end import PATIENCE_MS, WorkerEnd, nobody, welcome

@@ -10,8 +10,8 @@ import pytest
 import trainer_client
 from shared.hashing import digest64
 from shared.wire import messages as m
-from shared.wire.layout import RESET
-from shared.wire.parts import WireField, WireShape
+from shared.wire.batch_layout import RESET
+from shared.wire.message_parts import WireField, WireShape
 from tests.support.ends import Ends
 from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES, FIELDS, SHAPE, pushed

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.metrics.names import WAIT_BOUNDS_S
-from shared.wire.layout import Field, fields_of_batch
+from shared.wire.batch_layout import Field, fields_of_batch
+from shared.wire.message_parts import Ticket, WireShape
 from shared.wire.messages import Pushed
-from shared.wire.parts import Ticket, WireShape
 from trainer_client.session.epoch_account import Accounts, split_wait
 
 FIELDS = fields_of_batch(

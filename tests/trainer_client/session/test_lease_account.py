@@ -10,7 +10,7 @@ import pytest
 
 import trainer_client
 from shared.errors import SettingsError
-from shared.wire.parts import Cursor, DoneSet, EpochDone
+from shared.wire.message_parts import Cursor, DoneSet, EpochDone
 from trainer_client.session.epoch_account import Accounts
 from trainer_client.session.lease_account import LeaseAccount
 from trainer_client.session.trained_cursor import TrainedCursor

@@ -12,7 +12,7 @@ import pytest
 import trainer_client
 from shared.errors import ClosedError, LostError, SettingsError
 from shared.wire import messages as m
-from shared.wire.parts import PIECE_BYTES
+from shared.wire.message_parts import PIECE_BYTES
 from tests.support.ends import Ends
 from tests.support.loaders import wait_until
 from trainer_client.session.shared_results import MeansOfTrainers

@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 
-from shared.command import run_command
+from shared.commands import run_command
 from tests.support.fake_feed import FakeFeed
 from tests.support.loaders import wait_until
 from tests.support.two_devices import mirrored

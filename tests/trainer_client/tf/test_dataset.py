@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shared.errors import LostError, SettingsError
-from shared.wire.layout import BucketShape
+from shared.wire.batch_layout import BucketShape
 from tests.support.fake_feed import SHAPES, FakeFeed
 from tests.support.loaders import wait_until
 from tests.support.two_devices import mirrored

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shared.pipelines.element_values import ElementValue, fields_of_element
-from shared.wire.layout import DTYPES, BucketShape, Field, fields_of_batch
+from shared.wire.batch_layout import DTYPES, BucketShape, Field, fields_of_batch
 from tests.support.fake_feed import FakeFeed
 from tests.support.forked import start_code
 from trainer_client.tf.stacks import Stacks

@@ -12,7 +12,7 @@ import tensorflow as tf  # isort: skip
 
 from trainer_client.training import losses  # isort: skip
 from trainer_client.training.losses import CTC, RowLoss, blank_after, ctc_per_row, masked_mean, valid_rows  # isort: skip
-from trainer_client.tf.untuned import untune_devices, untuned  # isort: skip
+from trainer_client.tf.private_api import untune_devices, untuned  # isort: skip
 
 FRAMES, CLASSES, LABELS = 12, 5, 4
 

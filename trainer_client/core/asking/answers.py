@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.wire.refusals import error_of
+from shared.wire import messages as m
+from shared.wire.refusing import error_of
 from trainer_client.core import instructions as i
 from trainer_client.core.feed_errors import failing_machines, wrong_bytes
 
 if TYPE_CHECKING:
     from shared.wire import messages as m
-    from shared.wire.parts import Ticket
+    from shared.wire.message_parts import Ticket
     from trainer_client.core.asking.bad_row_limit import BadRowLimit
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.slot_states import SlotStates

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shared.errors import StokerError
-    from shared.wire.parts import Ticket
+    from shared.wire.message_parts import Ticket
     from trainer_client.core.asking.answers import Answers
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.slot_states import SlotStates

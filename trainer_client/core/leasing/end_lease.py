@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
-from shared.wire.parts import Failure
+from shared.wire.message_parts import Failure
 from trainer_client.core import instructions as i
 from trainer_client.core.leasing.known_book import LeaseWait
 
 if TYPE_CHECKING:
-    from shared.wire.parts import Lease
+    from shared.wire.message_parts import Lease
     from trainer_client.core.leasing.known_book import KnownBook
     from trainer_client.core.settings import CoreSettings
 

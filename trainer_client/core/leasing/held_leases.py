@@ -20,8 +20,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
-from shared.wire.lease_work import MOST_LEASES, plan_epoch
-from shared.wire.parts import Failure
+from shared.wire.message_parts import Failure
+from shared.wire.topics.work_messages import MOST_LEASES, plan_epoch
 from trainer_client.core import instructions as i
 from trainer_client.core.leasing.known_book import LeaseWait
 from trainer_client.core.leasing.metric_states import DoneLeases, NamedEvaluation
@@ -30,7 +30,7 @@ from trainer_client.core.upcoming import Entry, Position, Upcoming, UpcomingBatc
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shared.wire.parts import Lease
+    from shared.wire.message_parts import Lease
     from trainer_client.core.events import LeaseSettled
     from trainer_client.core.leasing.known_book import KnownBook
     from trainer_client.core.settings import CoreSettings

@@ -19,7 +19,7 @@ from trainer_client.core.feed_errors import book_lost, leases_withheld
 
 if TYPE_CHECKING:
     from shared.wire import messages as m
-    from shared.wire.parts import BookMark, DoneSet
+    from shared.wire.message_parts import BookMark, DoneSet
 
 __all__ = ["KnownBook", "LeaseWait"]
 

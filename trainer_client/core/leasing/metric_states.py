@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared.wire.lease_work import MOST_LEASES
-from shared.wire.parts import PIECE_BYTES, MetricStates
+from shared.wire.message_parts import PIECE_BYTES, MetricStates
+from shared.wire.topics.work_messages import MOST_LEASES
 from trainer_client.core import instructions as i
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shared.wire.parts import Lease, MetricSums
+    from shared.wire.message_parts import Lease, MetricSums
 
 __all__ = ["DoneLeases", "NamedEvaluation"]
 

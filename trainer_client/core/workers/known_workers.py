@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from shared.wire.parts import Ticket
+    from shared.wire.message_parts import Ticket
     from trainer_client.core.upcoming import Entry
 
 __all__ = ["QUICKEST_S", "Ask", "KnownWorker", "least_busy", "longest_waiting", "usual_pace_s"]

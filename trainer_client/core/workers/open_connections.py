@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.wire import messages as m
-from shared.wire.refusals import error_of
+from shared.wire.refusing import error_of
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.workers.connection import SERVING, Connection, ConnectionState
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from shared.errors import StokerError
-    from shared.wire.parts import WorkerAddress
+    from shared.wire.message_parts import WorkerAddress
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.upcoming import Upcoming
     from trainer_client.core.workers.worker_tickets import WorkerTickets

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from shared.errors import StokerError
     from shared.wire import messages as m
-    from shared.wire.parts import WorkerAddress
+    from shared.wire.message_parts import WorkerAddress
     from trainer_client.core.settings import CoreSettings
 
 __all__ = ["WorkerList"]

@@ -20,7 +20,7 @@ from trainer_client.core.workers.known_workers import Ask, KnownWorker
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shared.wire.parts import Ticket
+    from shared.wire.message_parts import Ticket
     from trainer_client.core.slot_states import SlotStates
     from trainer_client.core.upcoming import Entry, Upcoming
 

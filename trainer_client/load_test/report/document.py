@@ -1,37 +1,73 @@
 """Document of a load test's report: JSON, and the same in Markdown for people.
 
-Rules: the document holds all that is needed to repeat the test and to compare it with another; text and page are made
-from the document alone, so they can be made again later.
+Rules: the document holds all that is needed to repeat the test and to compare it with another, the machine included,
+without which figures mean nothing later; text and page are made from the document alone, so they can be made again
+later.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
+import platform
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import zmq
+
 from shared.errors import SettingsError
-from trainer_client.load_test.report.figures import TITLES, changes, differences, shown
+from trainer_client.load_test.report.figures import (
+    TITLES,
+    changes,
+    differences,
+    figure_rows,
+    settings_text,
+    shown,
+)
 from trainer_client.load_test.report.page import page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-    from trainer_client.load_test.report.figures import Change
-
-__all__ = ["FORMAT", "markdown", "read_report", "write_report"]
+__all__ = ["FORMAT", "machine", "markdown", "read_report", "versions", "write_report"]
 
 #: Version of the document, raised when older documents can no longer be compared.
 FORMAT = 1
 
 
+def machine() -> dict[str, Any]:
+    """Return processor, cores that we may use, memory, system, and the load before the test."""
+    return {
+        "processor": _line("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _line("/proc/meminfo", "MemTotal"),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software that batches go through."""
+    packages = {name: importlib.metadata.version(name) for name in ("stoker", "numpy", "pyzmq", "msgpack")}
+    return {"python": platform.python_version(), "libzmq": zmq.zmq_version(), **packages}
+
+
+def _line(path: str, name: str) -> str:
+    """Return the value in the first line of a file that begins with `name`; "" if there is none."""
+    try:
+        lines = Path(path).read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
 def markdown(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> str:
     """Return the document as Markdown, compared with an older one if there is one."""
-    said = ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value not in ("", None))
     parts = [
         f"# Load test: {document['mode']}",
-        f"{said}.",
-        _table(document),
+        f"{settings_text(document)}.",
+        _table(figure_rows(document)),
         *([_comparison(document, old)] if old is not None else []),
         *([f"Limits broken: {'; '.join(document['broken'])}."] if document["broken"] else []),
         "Machine: " + ", ".join(f"{name} {value}" for name, value in document["machine"].items()) + ".",
@@ -41,37 +77,20 @@ def markdown(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) 
     return "\n\n".join(parts) + "\n"
 
 
-def _table(document: Mapping[str, Any]) -> str:
-    runs = document["runs"]
-    several = len(runs) > 1
-    heads = [
-        "figure",
-        "all together" if several else "value",
-        *(f"repeat {n + 1}" for n in range(len(runs)) if several),
-    ]
-    rows = [
-        [title, *(shown(one.get(name)) for one in (document["figures"], *(run["figures"] for run in runs if several)))]
-        for name, title in TITLES.items()
-    ]
-    return _lines(heads, rows)
-
-
 def _comparison(document: Mapping[str, Any], old: Mapping[str, Any]) -> str:
-    found = changes(old["figures"], document["figures"])
-    rows = [[TITLES[one.name], shown(one.before), shown(one.now), _change(one)] for one in found]
+    rows = [["figure", "then", "now", "change"]]
+    for change in changes(old["figures"], document["figures"]):
+        percent = "" if change.percent is None else f"{change.percent:+.1f} %, "
+        rows.append([TITLES[change.name], shown(change.before), shown(change.now), percent + change.verdict])
     differing = differences(old["settings"], document["settings"])
     warning = f"The settings differ: {differing}.\n\n" if differing else ""
-    return "## Compared with the older test\n\n" + warning + _lines(["figure", "then", "now", "change"], rows)
+    return "## Compared with the older test\n\n" + warning + _table(rows)
 
 
-def _change(one: Change) -> str:
-    verdict = {True: "better", False: "worse", None: "equal"}[one.better]
-    return f"{one.percent:+.1f} %, {verdict}" if one.percent is not None else verdict
-
-
-def _lines(heads: list[str], rows: list[list[str]]) -> str:
-    table = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in table)
+def _table(rows: list[list[str]]) -> str:
+    heads, *others = rows
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *others]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[Path]:
@@ -95,12 +114,13 @@ def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, An
 def read_report(path: Path) -> dict[str, Any]:
     """Return the document of an older report.json; raise SettingsError if the file is none, or of another format."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise _no_report(path, str(error)) from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT or not isinstance(found.get("figures"), dict):
+    is_report = isinstance(document, dict) and document.get("format") == FORMAT
+    if not is_report or not isinstance(document.get("figures"), dict):
         raise _no_report(path, "another file")
-    return found
+    return document  # type: ignore[no-any-return] # checked above
 
 
 def _no_report(path: Path, got: str) -> SettingsError:

@@ -25,7 +25,9 @@ __all__ = [
     "changes",
     "curves_of",
     "differences",
+    "figure_rows",
     "figures_of",
+    "settings_text",
     "shown",
     "together",
 ]
@@ -83,12 +85,21 @@ class LoadLimits:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of a figure since an older test; `better` is None if both values are equal."""
+    """Change of a figure since an older test."""
 
     name: str
     before: float
     now: float
-    better: bool | None
+
+    @property
+    def better(self) -> bool | None:
+        """Return whether the change is for the better, or None if both values are equal."""
+        return None if self.now == self.before else (self.now > self.before) == (BETTER[self.name] > 0)
+
+    @property
+    def verdict(self) -> str:
+        """Return "better", "worse" or "equal"."""
+        return {True: "better", False: "worse", None: "equal"}[self.better]
 
     @property
     def percent(self) -> float | None:
@@ -127,12 +138,12 @@ def curves_of(measured: Measured) -> dict[str, Any]:
         "by_second": [
             {
                 "second": second,
-                "batches": one.total,
-                "wait_p50_ms": _ms(one.quantile_us(0.5)),
-                "wait_p99_ms": _ms(one.quantile_us(0.99)),
-                "wait_max_ms": _ms(one.max_us),
+                "batches": waits.total,
+                "wait_p50_ms": _ms(waits.quantile_us(0.5)),
+                "wait_p99_ms": _ms(waits.quantile_us(0.99)),
+                "wait_max_ms": _ms(waits.max_us),
             }
-            for second, one in sorted(measured.by_second.items())
+            for second, waits in sorted(measured.by_second.items())
         ],
         "utilisations": [round(share, 4) for _, share in sorted(measured.utilisations.items())],
         "errors": measured.errors[:20],
@@ -149,47 +160,58 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 def together(runs: Sequence[Figures]) -> Figures:
     """Return the figures of several repeats, combined."""
-    return {name: _one(name, [run[name] for run in runs]) for name in runs[0]}
+    return {name: _combined(name, [run[name] for run in runs]) for name in runs[0]}
 
 
-def _one(name: str, values: Sequence[Any]) -> Any:
-    """Return one figure of several repeats: the sum of a fault, the median of others; None if never measured."""
-    known = [value for value in values if value is not None]
-    if not known or name in _FAULTS:
-        return sum(known) if known else None
-    return statistics.median(known)
+def _combined(name: str, values: Sequence[Any]) -> Any:
+    """Return a figure of several repeats: the sum of a fault, the median of others; None if never measured."""
+    measured = [value for value in values if value is not None]
+    if not measured:
+        return None
+    # A median would hide a batch that was lost in one repeat of three.
+    return sum(measured) if name in _FAULTS else statistics.median(measured)
 
 
 def broken(figures: Figures, limits: LoadLimits) -> list[str]:
     """Return a sentence for each fault, and for each limit that the figures break."""
-    said = [f"{figures[name]} {name}, expected none" for name in _FAULTS if figures[name]]
-    for name, most in (("wait_p99_ms", limits.max_wait_p99_ms),):
-        if most is not None and figures[name] > most:
-            said.append(f"{name} {figures[name]:g}, expected at most {most:g}")
+    problems = [f"{figures[name]} {name}, expected none" for name in _FAULTS if figures[name]]
+    most, p99_ms = limits.max_wait_p99_ms, figures["wait_p99_ms"]
+    if most is not None and p99_ms > most:
+        problems.append(f"wait_p99_ms {p99_ms:g}, expected at most {most:g}")
     for name, least in (("utilisation", limits.min_utilisation), ("batches_per_s", limits.min_batches_per_s)):
         got = figures[name]
         if least is not None and (got is None or got < least):
-            said.append(f"{name} {'not measured' if got is None else f'{got:g}'}, expected at least {least:g}")
-    return said
+            problems.append(f"{name} {'not measured' if got is None else f'{got:g}'}, expected at least {least:g}")
+    return problems
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """Return the change of each figure that both tests measured."""
-    shared = [
-        name for name in BETTER if isinstance(before.get(name), int | float) and isinstance(now.get(name), int | float)
+    return [
+        Change(name, before[name], now[name])
+        for name in BETTER
+        if isinstance(before.get(name), int | float) and isinstance(now.get(name), int | float)
     ]
-    return [Change(name, before[name], now[name], _is_better(name, before[name], now[name])) for name in shared]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return the settings in which two tests differ, as text, because they make figures hard to compare."""
-    names = dict.fromkeys((*before, *now))
-    differing = [name for name in names if before.get(name) != now.get(name)]
+    differing = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
     return ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in differing)
 
 
-def _is_better(name: str, before: float, now: float) -> bool | None:
-    return None if now == before else (now > before) == (BETTER[name] > 0)
+def settings_text(document: Mapping[str, Any]) -> str:
+    """Return the settings of a report that have a value, as text."""
+    return ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value not in ("", None))
+
+
+def figure_rows(document: Mapping[str, Any]) -> list[list[str]]:
+    """Return a report's table of figures as rows of cells, the heads first: a column for each repeat of several."""
+    repeats = [run["figures"] for run in document["runs"]] if len(document["runs"]) > 1 else []
+    heads = ["figure", "all together" if repeats else "value"]
+    heads += [f"repeat {number}" for number, _ in enumerate(repeats, 1)]
+    columns = (document["figures"], *repeats)
+    return [heads, *([title, *(shown(column.get(name)) for column in columns)] for name, title in TITLES.items())]
 
 
 def shown(value: object) -> str:

@@ -16,10 +16,9 @@ _PLACES = 1 << _BITS
 
 
 class Plain(TypedDict):
-    """Histogram as plain values: the count in each bin, the sum and the largest time."""
+    """Histogram as plain values: the count in each bin, and the largest time."""
 
     counts: list[tuple[int, int]]
-    sum_us: int
     max_us: int
 
 
@@ -28,7 +27,6 @@ class Histogram:
 
     def __init__(self) -> None:
         self.total = 0
-        self.sum_us = 0
         self.max_us = 0
         self._counts: Counter[int] = Counter()
 
@@ -38,22 +36,21 @@ class Histogram:
         shift = max(0, time_us.bit_length() - _BITS - 1)
         self._counts[shift * _PLACES + (time_us >> shift)] += 1
         self.total += 1
-        self.sum_us += time_us
         self.max_us = max(self.max_us, time_us)
 
     def merge(self, other: Histogram) -> None:
         """Add all times of another histogram."""
         self._counts.update(other._counts)
         self.total += other.total
-        self.sum_us += other.sum_us
         self.max_us = max(self.max_us, other.max_us)
 
     def quantile_us(self, share: float) -> int:
         """Return the time that this share of all times does not exceed; 0 if nothing was counted."""
-        wanted, seen = share * self.total, 0
+        wanted, counted = share * self.total, 0
         for place, count in sorted(self._counts.items()):
-            seen += count
-            if seen >= wanted:
+            counted += count
+            if counted >= wanted:
+                # The upper end of the bin, so that rounding never keeps a limit; but no more than was seen.
                 return min(_largest_us(place), self.max_us)
         return self.max_us
 
@@ -67,16 +64,16 @@ class Histogram:
 
     def plain(self) -> Plain:
         """Return the histogram as plain values, for a message."""
-        return {"counts": sorted(self._counts.items()), "sum_us": self.sum_us, "max_us": self.max_us}
+        return {"counts": sorted(self._counts.items()), "max_us": self.max_us}
 
     @classmethod
     def of(cls, plain: Plain) -> Histogram:
         """Return a histogram made from plain values."""
-        made = cls()
-        made._counts = Counter(dict(plain["counts"]))
-        made.total = made._counts.total()
-        made.sum_us, made.max_us = plain["sum_us"], plain["max_us"]
-        return made
+        histogram = cls()
+        histogram._counts = Counter(dict(plain["counts"]))
+        histogram.total = histogram._counts.total()
+        histogram.max_us = plain["max_us"]
+        return histogram
 
 
 def _largest_us(place: int) -> int:

@@ -8,7 +8,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trainer_client.load_test.report.figures import TITLES, changes, differences, shown
+from trainer_client.load_test.report.figures import (
+    TITLES,
+    changes,
+    differences,
+    figure_rows,
+    settings_text,
+    shown,
+)
 from trainer_client.load_test.report.plot import Axis, Series, chart, linear, logarithmic
 
 if TYPE_CHECKING:
@@ -47,15 +54,14 @@ th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
 
 def page(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
     """Return the whole page, compared with an older test if there is one."""
-    said = ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value not in ("", None))
     facts = [f"{name} {value}" for part in ("machine", "versions") for name, value in document[part].items()]
     parts = [
         f"<h1>Load test: {escape(document['mode'])}</h1>",
-        f'<p class="soft">{escape(said)}. {escape(document["at"])}</p>',
+        f'<p class="soft">{escape(settings_text(document))}. {escape(document["at"])}</p>',
         _verdict(document),
         _tiles(document["figures"]),
         f'<div class="charts">{_charts(document, old)}</div>',
-        f"<h2>All figures</h2>{_table(document)}",
+        f"<h2>All figures</h2>{_html_table(figure_rows(document))}",
         f"<h2>Compared with the older test</h2>{_comparison(document, old)}" if old is not None else "",
         f'<h2>Where</h2><p class="soft">{escape(", ".join(facts))}</p>',
     ]
@@ -74,7 +80,7 @@ def _verdict(document: Mapping[str, Any]) -> str:
 
 
 def _tiles(figures: Mapping[str, Any]) -> str:
-    said = [
+    facts = [
         ("accelerator utilisation", figures["utilisation"] and f"{100 * figures['utilisation']:.1f} %"),
         ("wait, p99", f"{figures['wait_p99_ms']:,.3g} ms"),
         ("batches a second", f"{figures['batches_per_s']:,.0f}"),
@@ -84,7 +90,7 @@ def _tiles(figures: Mapping[str, Any]) -> str:
     ]
     tiles = "".join(
         f'<div class="tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b></div>'
-        for name, value in said
+        for name, value in facts
         if value
     )
     return f'<div class="tiles">{tiles}</div>'
@@ -113,8 +119,7 @@ def _whole_seconds(run: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _batches(run: Mapping[str, Any]) -> str:
-    seconds = _whole_seconds(run)
-    points = [(one["second"], one["batches"]) for one in seconds]
+    points = [(second["second"], second["batches"]) for second in _whole_seconds(run)]
     most = max((batches for _, batches in points), default=1)
     across = linear("seconds since the start", 0, max(len(points) - 1, 1))
     line = Series(name="batches", points=points, look="a")
@@ -125,11 +130,11 @@ def _waits_by_second(run: Mapping[str, Any]) -> str:
     names = {"wait_max_ms": ("longest", "c"), "wait_p99_ms": ("p99", "b"), "wait_p50_ms": ("p50", "a")}
     seconds = _whole_seconds(run)
     lines = [
-        Series(name=name, points=[(one["second"], one[key]) for one in seconds], look=look)
+        Series(name=name, points=[(second["second"], second[key]) for second in seconds], look=look)
         for key, (name, look) in names.items()
     ]
-    highest = max((one["wait_max_ms"] for one in seconds), default=1.0)
-    lowest = min((one["wait_p50_ms"] for one in seconds), default=0.1)
+    highest = max((second["wait_max_ms"] for second in seconds), default=1.0)
+    lowest = min((second["wait_p50_ms"] for second in seconds), default=0.1)
     across = linear("seconds since the start", 0, max(len(seconds) - 1, 1))
     return chart("Waiting for a batch, second by second", across, logarithmic("ms", lowest, highest), lines)
 
@@ -163,6 +168,7 @@ _NINES = (
 
 
 def _nines(run: Mapping[str, Any]) -> list[tuple[float, float]]:
+    # The curve halves the distance to 1 at each step, and a nine is a tenth: log10(2) nines a step.
     return [(halvings * 0.30103, wait_ms) for halvings, (_, wait_ms) in enumerate(run["wait_curve_ms"])]
 
 
@@ -170,40 +176,33 @@ def _utilisations(run: Mapping[str, Any]) -> str:
     shares = sorted(run["utilisations"])
     points = [(place + 1, 100 * share) for place, share in enumerate(shares)]
     across = linear("trainers, the least utilised first", 0, len(shares))
-    up = linear("%", min(90.0, points[0][1]), 100)
     return chart(
-        "Accelerator utilisation of each trainer", across, up, [Series(name="", points=points, look="a", dots=True)]
+        "Accelerator utilisation of each trainer",
+        across,
+        linear("%", min(90.0, points[0][1]), 100),
+        [Series(name="", points=points, look="a", dots=True)],
     )
 
 
 # --- tables ---
 
 
-def _table(document: Mapping[str, Any]) -> str:
-    runs = [run["figures"] for run in document["runs"]] if len(document["runs"]) > 1 else []
-    heads = ["figure", "all together" if runs else "value", *(f"repeat {place + 1}" for place in range(len(runs)))]
-    rows = [[title, *(shown(one.get(name)) for one in (document["figures"], *runs))] for name, title in TITLES.items()]
-    return _html_table(heads, rows)
-
-
 def _comparison(document: Mapping[str, Any], old: Mapping[str, Any]) -> str:
-    looks = {True: ("better", "good"), False: ("worse", "bad"), None: ("equal", "soft")}
-    rows = []
-    for one in changes(old["figures"], document["figures"]):
-        word, look = looks[one.better]
-        percent = "" if one.percent is None else f"{one.percent:+.1f} % "
-        rows.append([TITLES[one.name], shown(one.before), shown(one.now), f"{percent}{word}", look])
-    cells = "".join(
-        f'<tr><td>{escape(name)}</td><td>{then}</td><td>{now}</td><td class="{look}">{change}</td></tr>'
-        for name, then, now, change, look in rows
-    )
-    heads = "<tr><th>figure</th><th>then</th><th>now</th><th>change</th></tr>"
+    looks = {"better": "good", "worse": "bad", "equal": "soft"}
+    rows = ["<tr><th>figure</th><th>then</th><th>now</th><th>change</th></tr>"]
+    for change in changes(old["figures"], document["figures"]):
+        percent = "" if change.percent is None else f"{change.percent:+.1f} % "
+        rows.append(
+            f"<tr><td>{escape(TITLES[change.name])}</td><td>{shown(change.before)}</td><td>{shown(change.now)}</td>"
+            f'<td class="{looks[change.verdict]}">{percent}{change.verdict}</td></tr>'
+        )
     differing = differences(old["settings"], document["settings"])
     warning = f'<p class="bad">The settings differ: {escape(differing)}.</p>' if differing else ""
-    return f'{warning}<div class="wide"><table>{heads}{cells}</table></div>'
+    return f'{warning}<div class="wide"><table>{"".join(rows)}</table></div>'
 
 
-def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _html_table(rows: Sequence[Sequence[str]]) -> str:
+    heads, *others = rows
     head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in others)
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from html import escape
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Series:
 def linear(title: str, low: float, high: float, *, count: int = 5) -> Axis:
     """Return an axis from `low` to at least `high`, with ticks at round numbers."""
     step = _round_step((high - low) / count or 1.0)
+    # 1e-9, or a bound that is a multiple of the step but for rounding would get one more tick.
     first, last = math.floor(low / step + 1e-9), max(math.ceil(high / step - 1e-9), math.floor(low / step + 1e-9) + 1)
     bottom, top = first * step, last * step
     ticks = [(n * step, f"{n * step:,.10g}") for n in range(first, last + 1)]
@@ -70,9 +72,8 @@ def logarithmic(title: str, low: float, high: float) -> Axis:
 def chart(title: str, across: Axis, up: Axis, lines: Sequence[Series]) -> str:
     """Return an HTML figure of the lines, with its title as caption."""
     body = [_grid(across, up), *(_line(line, across, up) for line in lines), _names(lines, up)]
-    label = escape(title, quote=True)
-    drawing = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(body)}</svg>'
-    return f"<figure><figcaption>{escape(title)}</figcaption>{drawing}</figure>"
+    attributes = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title, quote=True)}"'
+    return f"<figure><figcaption>{escape(title)}</figcaption><svg {attributes}>{''.join(body)}</svg></figure>"
 
 
 def _x(axis: Axis, value: float) -> float:
@@ -115,7 +116,7 @@ def _names(lines: Sequence[Series], up: Axis) -> str:
     """Return the name of each line at its end, pushed apart where names would overlap."""
     named = [(_y(up, line.points[-1][1]), line) for line in lines if line.points and line.name]
     words, last = [], -math.inf
-    for height, line in sorted(named, key=lambda one: one[0]):
+    for height, line in sorted(named, key=itemgetter(0)):
         last = max(height, last + 15)
         words.append(
             f'<text class="name {line.look}" x="{_WIDTH - _RIGHT + 8}" y="{last + 4:.1f}">{escape(line.name)}</text>'

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from shared.errors import SettingsError
-from shared.pipelines.element_values import ElementValue
-from shared.pipelines.parts import parted
-from shared.pipelines.sent_graph import MOST_BYTES, SentGraph
-from shared.wire.layout import DTYPES
+from shared.errors import SettingsError, require
+from shared.pipelines.dense_parts import parted
+from shared.pipelines.element_values import MOST_BYTES, ElementValue, SentGraph
+from shared.wire.batch_layout import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,15 +44,16 @@ def sent_graph(dataset: tf.data.Dataset) -> SentGraph:
     _number_functions(graph)
     _number_resources(graph)
     _number_nodes(graph)
-    found = SentGraph(values, graph.SerializeToString(deterministic=True))
-    if len(found.graph) > MOST_BYTES:
-        raise SettingsError(
-            expected=f"a graph of at most {MOST_BYTES >> 20} MiB, tables in it included",
-            got=f"{len(found.graph) >> 20} MiB",
-            where=_WHERE,
-            remedy="Read the data from files (TFRecordDataset and its like) instead of from arrays.",
-        )
-    return found
+    # Deterministic, or attributes would come in the order of a hash map, and ranks would send different bytes.
+    content = graph.SerializeToString(deterministic=True)
+    require(
+        len(content) <= MOST_BYTES,
+        expected=f"a graph of at most {MOST_BYTES >> 20} MiB, tables in it included",
+        got=f"{len(content) >> 20} MiB",
+        where=_WHERE,
+        remedy="Read the data from files (TFRecordDataset and its like) instead of from arrays.",
+    )
+    return SentGraph(values, content)
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
@@ -70,13 +70,13 @@ def packed_element(spec: Any, leaves: Mapping[str, Any]) -> Any:
 
 def _value(key: str, spec: tf.TensorSpec) -> ElementValue:
     """Return the description of a leaf; raise SettingsError if its dtype or rank cannot cross."""
-    if spec.dtype.name not in DTYPES or spec.shape.rank is None:
-        raise SettingsError(
-            expected="elements of numbers and strings, of known rank",
-            got=f"{spec} as leaf {key.partition(':')[0]}",
-            where=_WHERE,
-            remedy="Cast it, or say its rank by set_shape in a map.",
-        )
+    require(
+        spec.dtype.name in DTYPES and spec.shape.rank is not None,
+        expected="elements of numbers and strings, of known rank",
+        got=f"{spec} as leaf {key.partition(':')[0]}",
+        where=_WHERE,
+        remedy="Cast it, or set its rank by set_shape in a map.",
+    )
     return ElementValue(key, spec.dtype.name, tuple(spec.shape.as_list()))
 
 
@@ -95,14 +95,13 @@ def _serialized(dataset: tf.data.Dataset) -> bytes:
             where=_WHERE,
             remedy=f"Python functions, generators, variables and tf.random.uniform stay in this process. {_REMEDY}",
         ) from None
-    content: bytes = graph.numpy()
-    return content
+    return graph.numpy()  # type: ignore[no-any-return] # bytes
 
 
 def _refuse_writing(graph: Any) -> None:
     """Raise SettingsError if the graph writes files."""
-    bodies = ([*graph.node], *([*one.node_def] for one in graph.library.function))
-    for nodes in bodies:
+    # Functions too: a map's function may open a cache or a snapshot of its own.
+    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
         by_name = {node.name: node for node in nodes}
         for node in nodes:
             if node.op in _WRITING or (node.op in _CACHES and _text(by_name, node.input[1])):
@@ -119,8 +118,8 @@ def _text(by_name: Mapping[str, Any], name: str) -> bytes:
     node = by_name.get(name.partition(":")[0])
     if node is None or node.op != "Const":
         return b"?"
-    found = node.attr["value"].tensor.string_val
-    return bytes(found[0]) if found else b""
+    strings = node.attr["value"].tensor.string_val
+    return bytes(strings[0]) if strings else b""
 
 
 # --- equal bytes for equal code ---
@@ -128,23 +127,22 @@ def _text(by_name: Mapping[str, Any], name: str) -> bytes:
 
 def _number_functions(graph: Any) -> None:
     """Name functions in order of use, and remove traces of the process that traced them."""
-    functions = {one.signature.name: one for one in graph.library.function}
+    # TensorFlow numbers functions by a counter of the process, and writes all that it knows, used or not.
+    functions = {function.signature.name: function for function in graph.library.function}
     numbers: dict[str, str] = {}
     _find(graph.node, functions, numbers)
-    kept = sorted(
-        (one for name, one in functions.items() if name in numbers), key=lambda one: numbers[one.signature.name]
-    )
-    for nodes in (graph.node, *(one.node_def for one in kept)):
-        _rename(nodes, numbers)
-    for one in kept:
-        one.signature.name = numbers[one.signature.name]
+    # In the order of their numbers, which is that of first use. Copies: the originals belong to the field that is
+    # cleared below.
+    kept = [type(graph.library.function[0]).FromString(functions[name].SerializeToString()) for name in numbers]
+    for function in kept:
+        function.signature.name = numbers[function.signature.name]
         for name in _RELATIVES:
-            one.attr.pop(name, None)
-    # Copies: the originals belong to the field that is cleared below.
-    renamed = [type(one).FromString(one.SerializeToString()) for one in kept]
+            function.attr.pop(name, None)
+    for nodes in (graph.node, *(function.node_def for function in kept)):
+        _rename(nodes, numbers)
     graph.library.ClearField("function")
     graph.library.ClearField("gradient")
-    graph.library.function.extend(renamed)
+    graph.library.function.extend(kept)
 
 
 def _number_resources(graph: Any) -> None:
@@ -179,7 +177,8 @@ def _find(nodes: Iterable[Any], functions: Mapping[str, Any], numbers: dict[str,
 def _called(node: Any) -> list[Any]:
     """Return the references to functions in a node's attributes, in an order that does not depend on a map's."""
     attributes = [node.attr[key] for key in sorted(node.attr)]
-    return [one for attribute in attributes for one in (attribute.func, *attribute.list.func) if one.name]
+    references = [called for attribute in attributes for called in (attribute.func, *attribute.list.func)]
+    return [called for called in references if called.name]
 
 
 def _rename(nodes: Iterable[Any], numbers: Mapping[str, str]) -> None:

@@ -25,8 +25,7 @@ import xxhash
 
 from shared.errors import DataError, WorldChangedError
 from shared.logs import Log
-from shared.stores.own_files import draft_of, open_own
-from shared.system.closed_places import refuse_closed
+from shared.stores.own_files import draft_of, open_own, refuse_closed
 from shared.system.system_errors import system_error
 
 if TYPE_CHECKING:

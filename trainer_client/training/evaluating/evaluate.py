@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import DataError, EndedError, SettingsError
 from shared.quick_import import quick_import
-from shared.system.closed_places import refuse_closed
+from shared.stores.own_files import refuse_closed
 from trainer_client.connecting import connect
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 from trainer_client.training.evaluating.evaluation_sums import Judged, digest_of_arrays, sums_of

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from shared.hashing import digest64
-from shared.wire.parts import NAME
+from shared.wire.message_parts import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

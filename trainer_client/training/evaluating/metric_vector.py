@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import SettingsError
-from shared.wire.parts import MOST_STATE_BYTES
+from shared.wire.message_parts import MOST_STATE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from shared.errors import DataError, SettingsError
 from shared.hashing import digest64
 from shared.logs import Log
 from shared.quick_import import quick_import
-from shared.system.closed_places import refuse_closed
+from shared.stores.own_files import refuse_closed
 from trainer_client.connecting import connect
 from trainer_client.tf.element_structure import ElementStructure
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shared.errors import SettingsError
 from shared.hashing import digest64
-from shared.settings.values import nearest
-from trainer_client.arguments import refuse_usage
-from trainer_client.usage import find_repeated
+from shared.settings.parsers import nearest
+from trainer_client.arguments import find_repeated, refuse_usage
 
 if TYPE_CHECKING:
     import argparse

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from shared.wire.parts import DoneSet, EpochDone
+from shared.wire.message_parts import DoneSet, EpochDone
 
 __all__ = ["AppliedBatches", "merged"]
 

@@ -12,14 +12,14 @@ from shared.endpoints import is_loopback
 from shared.errors import SettingsError
 from shared.keys import ClientKeys, ServerKeys
 from shared.quick_import import quick_import
+from trainer_client.arguments import USUAL_STALENESS
 from trainer_client.roles import role
 from trainer_client.training.runs.lines import serving_line
-from trainer_client.usage import USUAL_STALENESS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shared.roles import Role
+    from shared.cluster_role import Role
     from trainer_client.training.runs.until import Until
     from trainer_client.training.servers.served_loop import ServedSettings
     from trainer_client.training.servers.server_connections import ServerConnections

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import EndedError, SettingsError
-from shared.wire.parts import DoneSet, EpochDone
+from shared.wire.message_parts import DoneSet, EpochDone
 from trainer_client.tf import ctrl_c
 from trainer_client.training.loop.base_loop import BaseLoop
 from trainer_client.training.loop.progress_line import Scope

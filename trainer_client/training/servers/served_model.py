@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import LostError, SettingsError
-from shared.wire.parts import DoneSet, PartGradient, VariablePart
+from shared.wire.message_parts import DoneSet, PartGradient, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.checkpoints.variables import plain_value
 from trainer_client.training.servers.merged_rows import rows_between
@@ -26,7 +26,7 @@ from trainer_client.training.servers.shares import HeldVariable, refuse_too_litt
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shared.wire.parts import Lease
+    from shared.wire.message_parts import Lease
     from trainer_client.training.servers.server_connections import Reply, ServerConnections
 
 __all__ = ["MovedError", "ServedModel", "SharesSettings"]

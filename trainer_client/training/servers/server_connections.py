@@ -17,7 +17,7 @@ from shared.errors import LostError, ProtocolError
 from shared.sockets import connect_dealer, read_waiting
 from shared.wire import messages as wire
 from shared.wire.codec import decode, encode
-from shared.wire.refusals import error_of
+from shared.wire.refusing import error_of
 from shared.wire.topics import server_messages as m
 
 if TYPE_CHECKING:

@@ -20,14 +20,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from shared.wire.parts import DoneSet, EpochDone, Lease, VariablePart
+from shared.wire.message_parts import DoneSet, EpochDone, Lease, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.servers.applied import AppliedBatches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shared.wire.declared import Message
+    from shared.wire.message_parts import Message
 
 __all__ = [
     "Adopt", "Answer", "Apply", "ApplyHeld", "AssignRate", "Cut", "Drop", "Hold", "Instruction", "ServerState", "Tell",

@@ -19,17 +19,16 @@ import zmq
 
 from shared.endpoints import port_of
 from shared.errors import ProtocolError
-from shared.fairness.aftermath import Aftermath
 from shared.fairness.brakes import Brakes
-from shared.fairness.patience import Patience
+from shared.fairness.budget import Patience
 from shared.fairness.unread import UnreadMessages
 from shared.guard import Guard
 from shared.logs import Log
+from shared.malloc_tuning import Aftermath
 from shared.sockets import MAX_PAYLOAD, bind_router, connect_dealer, descriptors_by_port, read_waiting
-from shared.system.limits import refuse_small_limits_of_client
+from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
-from shared.wire.permissions import TO_PARAMETER_SERVER
-from shared.wire.refusals import refused
+from shared.wire.refusing import TO_PARAMETER_SERVER, refused
 from shared.wire.topics import server_messages as m
 from trainer_client.training.servers.server_state import Adopt, Answer, ServerState, Tell
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shared.keys import ClientKeys, ServerKeys
-    from shared.wire.declared import Message
+    from shared.wire.message_parts import Message
     from trainer_client.training.servers.server_state import Instruction
     from trainer_client.training.servers.share_store import Gradients, ShareStore
 

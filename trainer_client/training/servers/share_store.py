@@ -21,7 +21,7 @@ from trainer_client.training.servers.server_state import Apply, ApplyHeld, Assig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shared.wire.parts import PartGradient, VariablePart
+    from shared.wire.message_parts import PartGradient, VariablePart
     from trainer_client.training.servers.server_state import Instruction, Key
 
 __all__ = ["Gradients", "ShareStore", "frame_of", "split_frame"]

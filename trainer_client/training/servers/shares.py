@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.errors import SettingsError
-from shared.wire.parts import VariablePart
+from shared.wire.message_parts import VariablePart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

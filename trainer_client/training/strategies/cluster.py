@@ -15,7 +15,7 @@ from shared.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shared.roles import Role
+    from shared.cluster_role import Role
 
 __all__ = ["cluster_resolver", "device_function", "start_server"]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
-    from shared.roles import Role
+    from shared.cluster_role import Role
     from trainer_client.feed import Feed
     from trainer_client.training.strategies.choosing.all_reduce import AllReduce
 

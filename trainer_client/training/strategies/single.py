@@ -10,7 +10,7 @@ import tensorflow as tf
 from shared.errors import SettingsError
 from trainer_client.tf.dataset import make
 from trainer_client.tf.element_structure import ElementStructure
-from trainer_client.tf.pipelines.one_for_each import OneForEach
+from trainer_client.tf.pipelines.pipeline import PipelineElements
 from trainer_client.training.loop.traced_step import TracedStep
 from trainer_client.training.strategies.towers.compiled import contribution_of
 
@@ -54,7 +54,7 @@ class Single:
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
         """Return the elements that the user's pipeline makes, one for each batch."""
-        return OneForEach(feed._session, function)
+        return PipelineElements(feed._session, function)
 
     def one_of(self, element: Any) -> Any:
         """Return the element, which is that of the only replica."""

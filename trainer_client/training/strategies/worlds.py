@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from shared.cluster_role import has_place
 from shared.errors import SettingsError
-from shared.roles import says_a_place
 from trainer_client.roles import role
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def refuse_other_world(feed: Feed, strategy: str, *, replicas: int, world: int) 
 
 def refuse_cluster(strategy: str) -> None:
     """Raise SettingsError if this is one of several processes, as they would exchange no gradients."""
-    if says_a_place(os.environ) and role().world > 1:
+    if has_place(os.environ) and role().world > 1:
         raise SettingsError(
             expected="one process", got=f"one of {role().world}, as the environment says",
             where=f"--strategy {strategy}",

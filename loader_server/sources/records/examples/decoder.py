@@ -30,12 +30,14 @@ from loader_server.sources.records.examples.wire_format import (
     int64_at,
 )
 from shared.errors import DataError, SampleError, SettingsError
-from shared.settings.values import nearest
+from shared.settings.parsers import nearest
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterable, Mapping, Sequence
 
+    from loader_server.sources.records.examples.feature_forms import FeatureForm
+    from loader_server.sources.records.examples.wire_format import Feature
 
 __all__ = [
     "FIRST_RECORDS",

@@ -28,7 +28,7 @@ from loader_server.sources.records.examples.wire_format import (
     int64_of,
 )
 from shared.errors import SettingsError
-from shared.wire.layout import DTYPES, Field
+from shared.wire.batch_layout import DTYPES, Field
 
 if TYPE_CHECKING:
     import mmap

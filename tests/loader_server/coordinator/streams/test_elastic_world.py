@@ -9,7 +9,7 @@ import pytest
 from loader_server.coordinator.events import EndOrdered, GroupFixed
 from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
-from tests.support.coordinator import TIMEOUT_S, View, attach, coordinator, progress, said
+from tests.support.coordinator import TIMEOUT_S, View, attach, coordinator, progress, replies
 from tests.support.elastic_members import Run, join
 
 
@@ -52,7 +52,7 @@ class TestGathering:
         run.start()
         run.go_on(100)
         assert not run.worlds
-        (answer,) = said(run.state, join(1, 1), run.now_s)
+        (answer,) = replies(run.state, join(1, 1), run.now_s)
         assert answer == m.Gathering(serial=1, reason="1 of at least 2 trainers are there", behind=0, retry_ms=500)
 
     def test_one_that_is_silent_is_not_counted(self):
@@ -71,10 +71,10 @@ class TestGathering:
 
     def test_replicas_have_ranks_of_their_own(self):
         state = coordinator()
-        said(state, join(1, least=2, most=2, replicas=2))
-        (placed,) = said(state, join(2, least=2, most=2, replicas=3))
+        replies(state, join(1, least=2, most=2, replicas=2))
+        (placed,) = replies(state, join(2, least=2, most=2, replicas=3))
         assert (placed.rank, placed.world) == (2, 5)
-        (again,) = said(state, join(1, least=2, most=2, replicas=2))
+        (again,) = replies(state, join(1, least=2, most=2, replicas=2))
         assert (again.rank, again.world, again.version) == (0, 5, placed.version)
 
     def test_no_more_ranks_than_the_group_has(self):
@@ -87,7 +87,7 @@ class TestGathering:
 
 
 def reasons(run, number):
-    return [one.reason for one in said(run.state, join(number, run.members[number].serial), run.now_s)]
+    return [one.reason for one in replies(run.state, join(number, run.members[number].serial), run.now_s)]
 
 
 class TestRefusals:
@@ -102,24 +102,24 @@ class TestRefusals:
         ],
     )
     def test_who_cannot_join(self, asked, view, group, code, words):
-        (answer,) = said(coordinator(view, group=group), asked)
+        (answer,) = replies(coordinator(view, group=group), asked)
         assert (type(answer), answer.code, answer.serial) == (m.NotAttached, code, asked.serial)
         assert words in answer.expected
         assert answer.remedy
 
     def test_another_range_than_the_others_is_refused(self):
         run = gathered()
-        (answer,) = said(run.state, join(9, most=5), run.now_s)
+        (answer,) = replies(run.state, join(9, most=5), run.now_s)
         assert (answer.code, answer.expected) == ("elastic", "elastic=(2, 3), as the others say")
         assert answer.got == "elastic=(2, 5) from host:9"
 
     def test_a_fixed_rank_is_kept_out_while_an_elastic_world_lives_and_the_other_way_round(self):
         run = gathered()
-        (answer,) = said(run.state, attach(0, 3, incarnation=5), run.now_s)
+        (answer,) = replies(run.state, attach(0, 3, incarnation=5), run.now_s)
         assert (answer.code, answer.remedy) == ("elastic", "Pass elastic to connect, or end the others first.")
         state = coordinator()
-        assert isinstance(said(state, attach(0, 1))[0], m.Attached)
-        (answer,) = said(state, join(1))
+        assert isinstance(replies(state, attach(0, 1))[0], m.Attached)
+        (answer,) = replies(state, join(1))
         assert answer.reason == "trainers with fixed ranks are attached: host:0"
 
     def test_a_late_join_of_an_earlier_world_counts_for_nothing(self):
@@ -129,7 +129,7 @@ class TestRefusals:
         run.leave(1)
         run.go_on(4)
         version = max(run.worlds)
-        assert said(run.state, join(1, first.serial - 1), run.now_s) == []
+        assert replies(run.state, join(1, first.serial - 1), run.now_s) == []
         run.go_on(1)
         assert max(run.worlds) == version
 
@@ -228,10 +228,10 @@ class TestChanging:
         """Else a part of somebody who is dead would stand for one who has not come so far yet."""
         run = gathered(2, most=2)
         told = {"stream": "train", "epoch": 0, "step": 8, "rows": 1, "values": (), "ended": "", "aside": False}
-        said(run.state, m.Results(incarnation=run.members[2].incarnation, serial=1, **told), run.now_s)
+        replies(run.state, m.Results(incarnation=run.members[2].incarnation, serial=1, **told), run.now_s)
         run.leave(2)
         run.go_on(4)
-        (answer,) = said(run.state, m.Results(incarnation=run.members[1].incarnation, serial=1, **told), run.now_s)
+        (answer,) = replies(run.state, m.Results(incarnation=run.members[1].incarnation, serial=1, **told), run.now_s)
         assert not answer.whole
 
 
@@ -283,12 +283,12 @@ class TestBeginning:
             replace(good, incarnation=7), replace(good, replicas=2),
         ]  # fmt: skip
         for one in wrong:
-            (answer,) = said(run.state, one)
+            (answer,) = replies(run.state, one)
             assert answer.code == "changed", one
-        assert isinstance(said(run.state, good)[0], m.Attached)
+        assert isinstance(replies(run.state, good)[0], m.Attached)
 
     def test_a_version_that_nobody_knows_is_refused_too(self):
-        (answer,) = said(coordinator(), attach(world_version=3))
+        (answer,) = replies(coordinator(), attach(world_version=3))
         assert (answer.code, answer.remedy) == ("changed", "Join the next world.")
 
 
@@ -359,23 +359,23 @@ class TestEnd:
     @pytest.mark.parametrize("is_restarted", [False, True])
     def test_a_spare_that_missed_the_end_of_the_run_goes_home_and_a_newcomer_waits_for_another_run(self, is_restarted):
         run = gathered(2, most=2)
-        (waits,) = said(run.state, join(9, most=2), run.now_s)
+        (waits,) = replies(run.state, join(9, most=2), run.now_s)
         assert waits.behind == 1
         for number in (1, 2):
             self.told(run, number)
         if is_restarted:
             run.restart_coordinator()
         for _ in range(2):
-            (answer,) = said(run.state, join(9, most=2, behind=1), run.now_s)
+            (answer,) = replies(run.state, join(9, most=2, behind=1), run.now_s)
             assert (type(answer), answer.code) == (m.NotAttached, "ended")
         for serial, behind in ((1, 0), (2, 2)):
-            (answer,) = said(run.state, join(8, serial, most=2, behind=behind), run.now_s)
+            (answer,) = replies(run.state, join(8, serial, most=2, behind=behind), run.now_s)
             assert (type(answer), answer.behind) == (m.Gathering, 0)
 
     def test_who_joins_a_job_that_is_ended_by_order_goes_home(self):
         run = gathered()
         run.state.handle(EndOrdered(drains=True), run.now_s)
-        (answer,) = said(run.state, join(9), run.now_s)
+        (answer,) = replies(run.state, join(9), run.now_s)
         assert (answer.code, answer.remedy) == ("ended", "Nothing is left to do.")
 
     def test_another_run_begins_with_another_world(self):

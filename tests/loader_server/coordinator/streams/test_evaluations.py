@@ -9,8 +9,8 @@ from loader_server.coordinator.events import Keep, Received
 from loader_server.leases import evaluation_table as module
 from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
-from shared.wire.parts import Lease, MetricStates
-from tests.support.coordinator import View, attach, coordinator, said
+from shared.wire.message_parts import Lease, MetricStates
+from tests.support.coordinator import View, attach, coordinator, replies
 
 RULES = LeaseRules(floor_s=30.0, tries=1)
 ALL = 100
@@ -19,7 +19,7 @@ ALL = 100
 def judging(*who):
     state = coordinator(View(evaluation=True, leases=RULES))
     for one in who:
-        said(state, attach(incarnation=one))
+        replies(state, attach(incarnation=one))
     return state
 
 
@@ -33,7 +33,7 @@ def outcomes(who=1000, serial=1, *, evaluation="m", states=(), asks=None, **othe
 
 
 def tell(state, *args, **other):
-    (answer,) = [one for one in said(state, outcomes(*args, **other)) if isinstance(one, m.Leases)]
+    (answer,) = [one for one in replies(state, outcomes(*args, **other)) if isinstance(one, m.Leases)]
     return answer
 
 
@@ -80,11 +80,11 @@ def test_settled_and_left_it_begins_anew_but_unsettled_it_goes_on():
     state = judging(1, 2)
     tell(state, 1)
     answer = tell(state, 1, 2, done=[Lease(0, 0, 1)], states=[1.0])
-    said(state, m.Detach(stream="train", rank=0, incarnation=1))
+    replies(state, m.Detach(stream="train", rank=0, incarnation=1))
     assert tell(state, 2, generation=0).sums.batches == answer.sums.batches == 1
     finish(state, 2)
-    said(state, m.Detach(stream="train", rank=0, incarnation=2))
-    said(state, attach(incarnation=3))
+    replies(state, m.Detach(stream="train", rank=0, incarnation=2))
+    replies(state, attach(incarnation=3))
     answer = tell(state, 3, generation=0, asks=0)
     assert (answer.sums.settled, answer.sums.batches, answer.generation) == (False, 0, 2)
     assert answer.leases
@@ -135,15 +135,15 @@ def test_a_flood_of_evaluations_is_not_answered(monkeypatch):
     state = judging(1, 2, 3)
     tell(state, 1, evaluation="one")
     tell(state, 2, evaluation="two")
-    assert said(state, outcomes(3, evaluation="three")) == []
+    assert replies(state, outcomes(3, evaluation="three")) == []
     assert len(evaluating(state)) == 2
 
 
 def test_states_are_for_streams_and_work_that_evaluate():
-    assert said(judging(1), outcomes(1, work="predict")) == []
+    assert replies(judging(1), outcomes(1, work="predict")) == []
     state = coordinator(View(leases=RULES))
-    said(state, attach(incarnation=1))
-    assert said(state, outcomes(1)) == []
+    replies(state, attach(incarnation=1))
+    assert replies(state, outcomes(1)) == []
 
 
 @pytest.mark.parametrize("world", [1, None])
@@ -151,13 +151,13 @@ def test_results_of_two_models_are_never_added(world):
     state = judging(1, 2) if world is None else coordinator(View(evaluation=True))
     if world is not None:
         for one in (1, 2):
-            said(state, attach(incarnation=one))
+            replies(state, attach(incarnation=one))
     for who, loss in ((1, 641.1), (2, 135.6)):
         told = m.Results(
             stream="train", incarnation=who, serial=1, epoch=1, step=11, rows=100, values=(("loss", loss),), ended="",
             aside=False, evaluation=f"model {who}",
         )  # fmt: skip
-        said(state, told)
+        replies(state, told)
     shown = state.report(0.0)["streams"]["train"]
     assert [(one["evaluation"], one["rows"], one["values"]) for one in shown["evaluations"]] == [
         ("model 1", 100, {"loss": 641.1}), ("model 2", 100, {"loss": 135.6}),

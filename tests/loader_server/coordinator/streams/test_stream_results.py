@@ -14,8 +14,8 @@ from loader_server.coordinator.journal import Journal
 from loader_server.coordinator.streams import stream_results as module
 from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
-from shared.wire.parts import DoneSet, EpochDone
-from tests.support.coordinator import View, attach, coordinator, said
+from shared.wire.message_parts import DoneSet, EpochDone
+from tests.support.coordinator import View, attach, coordinator, replies
 
 NOT_YET = (False, 0, ())
 
@@ -31,12 +31,12 @@ def results(rank=0, *, epoch=1, step=10, rows=4, serial=1, stream="train", incar
 def of_world(world=2, view=None):
     state = coordinator(view)
     for rank in range(world):
-        said(state, attach(rank, world))
+        replies(state, attach(rank, world))
     return state
 
 
 def answers(state, message):
-    return [(one.whole, one.rows, one.values) for one in said(state, message)]
+    return [(one.whole, one.rows, one.values) for one in replies(state, message)]
 
 
 def shown(state, stream="train"):
@@ -61,8 +61,8 @@ def test_means_are_weighted_by_rows_and_whole_once_every_rank_has_told():
 def test_what_ranks_agree_on_is_shown_to_nobody_and_survives_a_restart():
     state = of_world(2)
     for rank in range(2):
-        said(state, results(rank, loss=3.0))
-    said(state, results(0, serial=2, rows=1, aside=True, value=4.0))
+        replies(state, results(rank, loss=3.0))
+    replies(state, results(0, serial=2, rows=1, aside=True, value=4.0))
     kept, *_ = state.handle(Received(b"1001", results(1, serial=2, rows=1, aside=True, value=6.0)), 0.0)
     assert shown(state)["values"] == {"loss": 3.0}
     again = of_world(2)
@@ -73,14 +73,14 @@ def test_what_ranks_agree_on_is_shown_to_nobody_and_survives_a_restart():
 
 def test_what_is_no_number_makes_no_number():
     state = of_world(2)
-    said(state, results(0, loss=None))
+    replies(state, results(0, loss=None))
     assert answers(state, results(1, loss=1.0)) == [(True, 8, (("loss", None),))]
     assert shown(state)["values"] == {"loss": None}
 
 
 def test_who_asks_again_is_told_the_same_by_a_restarted_coordinator_too():
     state = of_world(2)
-    said(state, results(0, loss=1.0))
+    replies(state, results(0, loss=1.0))
     orders = state.handle(Received(b"1001", results(1, loss=2.0)), 0.0)
     again = of_world(2)
     again.recover(orders[0].fact)
@@ -92,16 +92,16 @@ def test_who_asks_again_is_told_the_same_by_a_restarted_coordinator_too():
 
 def test_who_trained_it_anew_begins_another_aggregate():
     state = of_world(2)
-    said(state, results(0, loss=1.0))
-    said(state, results(1, loss=2.0))
+    replies(state, results(0, loss=1.0))
+    replies(state, results(1, loss=2.0))
     assert answers(state, results(0, loss=5.0, serial=2)) == [NOT_YET]
     assert answers(state, results(1, loss=7.0, serial=2)) == [(True, 8, (("loss", 6.0),))]
 
 
 def test_a_successor_of_a_rank_counts_in_its_place():
     state = of_world(2)
-    said(state, results(0, loss=1.0))
-    said(state, attach(0, 2, incarnation=7))
+    replies(state, results(0, loss=1.0))
+    replies(state, attach(0, 2, incarnation=7))
     assert answers(state, results(0, loss=3.0, incarnation=7)) == [NOT_YET]
     assert answers(state, results(1, loss=5.0)) == [(True, 8, (("loss", 4.0),))]
 
@@ -118,21 +118,21 @@ def test_ranks_may_be_epochs_apart():
 def test_no_more_is_kept_than_ranks_can_be_apart():
     state = of_world(2)
     for epoch in range(100):
-        said(state, results(0, epoch=epoch, serial=epoch))
+        replies(state, results(0, epoch=epoch, serial=epoch))
     assert len(state._streams["train"].results._open) == 16
 
 
 def test_in_queue_mode_whoever_tells_is_counted():
     state = coordinator(View(leases=LeaseRules(floor_s=1.0, tries=3)))
     for one in (1, 2):
-        said(state, attach(incarnation=one))
+        replies(state, attach(incarnation=one))
     assert answers(state, results(incarnation=1, rows=1, loss=1.0)) == [(True, 1, (("loss", 1.0),))]
     assert answers(state, results(incarnation=2, rows=3, loss=2.0)) == [(True, 4, (("loss", 1.75),))]
     assert answers(state, results(incarnation=1, rows=2, serial=2, loss=2.0)) == [(True, 5, (("loss", 2.0),))]
 
 
 def test_one_that_is_not_attached_is_told_so():
-    (answer,) = said(coordinator(), results())
+    (answer,) = replies(coordinator(), results())
     assert (type(answer), answer.code) == (m.Refused, "unknown")
 
 
@@ -155,26 +155,26 @@ def test_in_whatever_order_they_tell_all_get_the_same_mean(parts, random):
 def test_the_end_of_a_run_leaves_the_last_values_and_the_next_run_clears_it():
     state = of_world(2)
     for rank in range(2):
-        said(state, results(rank, loss=2.0))
+        replies(state, results(rank, loss=2.0))
     for rank in range(2):
         assert shown(state)["ended"] == ""
-        said(state, results(rank, serial=2, rows=0, ended="1 epochs are reached"))
+        replies(state, results(rank, serial=2, rows=0, ended="1 epochs are reached"))
     assert shown(state) == {"epoch": 1, "step": 10, "rows": 8, "values": {"loss": 2.0}, "ended": "1 epochs are reached"}
     for rank in range(2):
-        said(state, results(rank, serial=3, epoch=2, loss=1.0))
+        replies(state, results(rank, serial=3, epoch=2, loss=1.0))
     assert (shown(state)["values"], shown(state)["ended"]) == ({"loss": 1.0}, "")
 
 
 def test_a_run_that_noted_nothing_comes_to_its_end_as_well():
     state = of_world(1)
-    said(state, results(rows=0, ended="stopped"))
+    replies(state, results(rows=0, ended="stopped"))
     assert shown(state) == {"epoch": 1, "step": 10, "rows": 0, "values": {}, "ended": "stopped"}
 
 
 def in_queue(*incarnations, view=None):
     state = coordinator(view or View(leases=LeaseRules(floor_s=1.0, tries=3)))
     for one in incarnations:
-        said(state, attach(incarnation=one))
+        replies(state, attach(incarnation=one))
     return state
 
 
@@ -183,15 +183,15 @@ def test_a_rank_that_ends_first_leaves_its_results_for_the_others():
     assert answers(state, results(0, loss=1.0)) == [NOT_YET]
     assert answers(state, results(0, serial=2, rows=0, ended="1 epochs are reached")) == [NOT_YET]
     assert answers(state, results(1, loss=3.0)) == [(True, 8, (("loss", 2.0),))]
-    said(state, results(1, serial=2, rows=0, ended="1 epochs are reached"))
+    replies(state, results(1, serial=2, rows=0, ended="1 epochs are reached"))
     assert (shown(state)["values"], shown(state)["ended"]) == ({"loss": 2.0}, "1 epochs are reached")
 
 
 def test_in_queue_mode_too_a_trainer_that_ends_leaves_its_results():
     state = in_queue(1, 2, 3)
-    said(state, results(incarnation=1, rows=1, loss=1.0))
-    said(state, results(incarnation=2, rows=1, loss=3.0))
-    said(state, results(incarnation=1, serial=2, rows=0, ended="1 epochs are reached"))
+    replies(state, results(incarnation=1, rows=1, loss=1.0))
+    replies(state, results(incarnation=2, rows=1, loss=3.0))
+    replies(state, results(incarnation=1, serial=2, rows=0, ended="1 epochs are reached"))
     assert (shown(state)["values"], shown(state)["ended"]) == ({"loss": 2.0}, "1 epochs are reached")
     assert answers(state, results(incarnation=3, rows=2, loss=4.0)) == [(True, 4, (("loss", 3.0),))]
 
@@ -344,8 +344,8 @@ def test_what_was_told_before_a_checkpoint_was_restored_is_in_no_later_mean(kept
 
 def test_in_a_queue_a_slow_trainer_is_answered_and_the_newer_epoch_stays():
     state = in_queue(1, 2)
-    said(state, results(incarnation=1, epoch=1, rows=1, loss=1.0))
-    said(state, results(incarnation=1, epoch=2, serial=2, rows=1, loss=9.0))
+    replies(state, results(incarnation=1, epoch=1, rows=1, loss=1.0))
+    replies(state, results(incarnation=1, epoch=2, serial=2, rows=1, loss=9.0))
     assert answers(state, results(incarnation=2, epoch=1, rows=1, loss=3.0)) == [(True, 2, (("loss", 2.0),))]
     assert (shown(state)["epoch"], shown(state)["values"]) == (2, {"loss": 9.0})
 
@@ -353,8 +353,8 @@ def test_in_a_queue_a_slow_trainer_is_answered_and_the_newer_epoch_stays():
 def test_a_queue_that_goes_back_to_a_checkpoint_shows_its_epochs_again():
     state = in_queue(1)
     for epoch in (1, 2):
-        said(state, results(incarnation=1, epoch=epoch, serial=epoch, rows=1, loss=9.0))
-    said(state, attach(serial=2, incarnation=1, done=DoneSet((EpochDone(1, 0, ()),))))
+        replies(state, results(incarnation=1, epoch=epoch, serial=epoch, rows=1, loss=9.0))
+    replies(state, attach(serial=2, incarnation=1, done=DoneSet((EpochDone(1, 0, ()),))))
     assert answers(state, results(incarnation=1, epoch=1, serial=3, rows=1, loss=1.0)) == [(True, 1, (("loss", 1.0),))]
     assert (shown(state)["epoch"], shown(state)["values"]) == (1, {"loss": 1.0})
 
@@ -362,13 +362,13 @@ def test_a_queue_that_goes_back_to_a_checkpoint_shows_its_epochs_again():
 def test_an_older_model_may_be_judged_after_a_newer_one():
     state = in_queue(1, view=View(leases=LeaseRules(floor_s=1.0, tries=3), evaluation=True))
     for serial, epoch in enumerate((2, 1)):
-        said(state, results(incarnation=1, epoch=epoch, serial=serial, loss=float(epoch)))
+        replies(state, results(incarnation=1, epoch=epoch, serial=serial, loss=float(epoch)))
     assert shown(state)["epoch"] == 1
 
 
 def test_a_sum_that_is_too_large_is_no_number():
     state = of_world(2)
-    said(state, results(0, loss=1e308))
+    replies(state, results(0, loss=1e308))
     assert answers(state, results(1, loss=1e308)) == [(True, 8, (("loss", None),))]
 
 
@@ -385,14 +385,14 @@ def _states_of(run, rank, value):
 
 
 def _sums(state, message):
-    return [np.frombuffer(one.states, "<f8").tolist() for one in said(state, message) if one.whole]
+    return [np.frombuffer(one.states, "<f8").tolist() for one in replies(state, message) if one.whole]
 
 
 def _two_runs():
     state = coordinator(View(evaluation=True))
     for first in (1000, 2000):
         for rank in range(2):
-            said(state, attach(rank, 2, incarnation=first + rank, work="evaluate"))
+            replies(state, attach(rank, 2, incarnation=first + rank, work="evaluate"))
     return state
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
-from shared.wire.parts import Cursor
+from shared.wire.message_parts import Cursor
 from tests.support.coordinator import View, attach, progress
 
 

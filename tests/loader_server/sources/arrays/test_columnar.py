@@ -15,7 +15,7 @@ from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import DataError, ReadError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.sources import decoded, index_source, open_source, spec_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from loader_server.sources.arrays.numpy_arrays import NumpySource
 from loader_server.sources.source import Chunk
 from loader_server.stream import Stream
 from shared.errors import DataError, ReadError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.sources import decoded, index_source, open_source, spec_of
 
 if TYPE_CHECKING:

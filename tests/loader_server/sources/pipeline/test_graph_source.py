@@ -10,8 +10,7 @@ from loader_server.sources.pipeline import sharded_source
 from loader_server.sources.pipeline.graph_source import GraphSettings, GraphShard, GraphSource, dataset_of_graph
 from loader_server.sources.source import OfJob
 from shared.errors import DataError, SettingsError
-from shared.pipelines.element_values import ElementValue
-from shared.pipelines.sent_graph import SentGraph
+from shared.pipelines.element_values import ElementValue, SentGraph
 from trainer_client.tf.pipelines.graph import sent_graph
 
 SENT = SentGraph((ElementValue("0", "int64", (None,)),), b"a graph")

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tests.support.two_devices  # before anything starts TensorFlow's runtime
 from loader_server.sources.pipeline.shard_run import PipelineOrder, ShardRun
 from shared.errors import DataError, SettingsError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 Dataset = tf.data.Dataset
 LENGTHS = (Field(key="text", dtype="int32", shape=(None,)),)

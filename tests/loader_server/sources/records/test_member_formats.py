@@ -11,7 +11,7 @@ import soundfile
 
 from loader_server.sources.records.member_formats import MemberForm, form_of_member
 from shared.errors import SampleError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.shards import npy
 
 

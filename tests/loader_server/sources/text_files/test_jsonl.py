@@ -10,7 +10,7 @@ import pytest
 
 from loader_server.sources.text_files import jsonl
 from shared.errors import DataError, ReadError, SettingsError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from loader_server.transforms.audio.logmel import LogMelSettings, LogMelTransform
 from loader_server.transforms.audio.mel_bands import MelBands
-from shared.audio.conventions import CONVENTIONS
-from shared.audio.mel_filters import own_filters
+from shared.audio.conventions import CONVENTIONS, own_filters
 from shared.errors import SettingsError
 from shared.settings.tables import read_table
 from tests.support.corpora import tone

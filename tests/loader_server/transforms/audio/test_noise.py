@@ -12,7 +12,7 @@ from loader_server.transforms.audio.noise import mixed, part_of
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.generators import generator_for
 from shared.errors import DataError, ReadError, SampleError, SettingsError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 RAW = (Field(key="audio", dtype="float32", shape=(None,), per_second=8000.0),)
 TABLE = {"recordings": {"source": "manifest", "paths": ["noises.csv"]}}

@@ -10,7 +10,7 @@ from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.audio.reverberation import reverberated
 from loader_server.transforms.chain import Chain
 from shared.errors import SettingsError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 RAW = (Field(key="audio", dtype="float32", shape=(None,), per_second=8000.0),)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from loader_server.transforms.audio.speed_perturb import SpeedPerturb, SpeedPerturbSettings
 from loader_server.transforms.chain import Chain
 from shared.errors import SettingsError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 from tests.support.corpora import tone
 
 RAW = (Field(key="audio", dtype="float32", shape=(None,), per_second=8000.0),)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from loader_server.transforms.audio.waveform import Waveform, WaveformSettings
 from loader_server.transforms.chain import Chain
 from shared.errors import SettingsError
-from shared.wire.layout import Field
+from shared.wire.batch_layout import Field
 
 RNG = np.random.default_rng(0)
 RAW = (Field(key="audio", dtype="float32", shape=(None,), per_second=8000.0),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.wire import messages as m
-from shared.wire.parts import Cursor, Ticket
+from shared.wire.message_parts import Cursor, Ticket
 from tests.support.lone_core import DIGEST, LoneCore, address, attached, pushed
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i

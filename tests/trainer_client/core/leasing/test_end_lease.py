@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.wire import messages as m
-from shared.wire.parts import BookMark, Failure, Lease
+from shared.wire.message_parts import BookMark, Failure, Lease
 from tests.support.lone_core import LoneCore, address
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i

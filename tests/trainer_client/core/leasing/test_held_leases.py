@@ -6,7 +6,7 @@ import pytest
 
 from shared.errors import LostError
 from shared.wire import messages as m
-from shared.wire.parts import BookMark, DoneSet, EpochDone, Failure, Lease, MetricSums
+from shared.wire.message_parts import BookMark, DoneSet, EpochDone, Failure, Lease, MetricSums
 from tests.support.lone_core import NBYTES, SHAPE, LoneCore, address, attached
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.wire.lease_work import MOST_LEASES
-from shared.wire.parts import PIECE_BYTES, Lease
+from shared.wire.message_parts import PIECE_BYTES, Lease
+from shared.wire.topics.work_messages import MOST_LEASES
 from trainer_client.core.leasing.metric_states import DoneLeases
 
 

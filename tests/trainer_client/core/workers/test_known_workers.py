@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import LostError
-from shared.wire.parts import Ticket
+from shared.wire.message_parts import Ticket
 from trainer_client.core.upcoming import Entry, Position, UpcomingBatch
 from trainer_client.core.workers.known_workers import (
     QUICKEST_S,

@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import LostError
 from shared.wire import messages as m
-from shared.wire.parts import WorkerAddress
+from shared.wire.message_parts import WorkerAddress
 from tests.support.lone_core import LoneCore, address
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import LostError
-from shared.wire.parts import WorkerAddress
+from shared.wire.message_parts import WorkerAddress
 from tests.support.coordinator import failing
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Ranks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_client.load_test.audit import Discrepancies
 from trainer_client.load_test.conductor import Measured
+from trainer_client.load_test.delivery_audit import Discrepancies
 from trainer_client.load_test.report.figures import (
     BETTER,
     TITLES,

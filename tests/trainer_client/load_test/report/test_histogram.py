@@ -38,7 +38,7 @@ def test_merging_is_counting_all_in_one(some, others):
 @given(TIMES)
 def test_it_survives_a_message(times):
     back = Histogram.of(json.loads(json.dumps(filled(times).plain())))
-    assert (back.total, back.sum_us, back.max_us) == (len(times), sum(times), max(times, default=0))
+    assert (back.total, back.max_us) == (len(times), max(times, default=0))
     assert [back.quantile_us(n / 7) for n in range(8)] == [filled(times).quantile_us(n / 7) for n in range(8)]
 
 

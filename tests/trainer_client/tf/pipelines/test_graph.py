@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import tests.support.two_devices  # before anything starts TensorFlow's runtime
 from shared.errors import SettingsError
-from shared.pipelines.parts import joined_values
-from shared.pipelines.sent_graph import SentGraph
+from shared.pipelines.dense_parts import joined_values
+from shared.pipelines.element_values import SentGraph
 from trainer_client.tf.pipelines import graph as module
 from trainer_client.tf.pipelines.graph import packed_element, sent_graph
 

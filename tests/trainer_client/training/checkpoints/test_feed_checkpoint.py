@@ -179,7 +179,7 @@ def test_what_an_epoch_came_to_is_told_with_its_rows(tmp_path):
     model = tiny_model()
     history = model.fit(feed.dataset(**FORM), epochs=2, verbose=0, callbacks=[FeedCheckpoint(feed, tmp_path)]).history
     told = [(1, 5, 16, {"loss": history["loss"][0]}), (2, 11, 18, {"loss": history["loss"][1]})]
-    assert feed.session.told == told
+    assert feed.session.reported == told
 
 
 class WorldEnds(keras.callbacks.Callback):

@@ -36,7 +36,7 @@ def fit(folder, *callbacks, epochs=4, model=None):
 
 
 def places(feed):
-    return [(epoch, step) for epoch, step, *_ in feed.session.told]
+    return [(epoch, step) for epoch, step, *_ in feed.session.reported]
 
 
 @pytest.mark.heritage("D10")
@@ -44,10 +44,10 @@ def test_every_second_epoch_by_two_streams_and_only_then_in_the_logs(capsys):
     one, two = dev("dev"), dev("test", (1,))
     history = fit(None, Validation(one, two, epochs=2, **FORM)).history.history
     assert places(one) == places(two) == [(2, 2 * STEPS), (4, 4 * STEPS)]
-    assert [rows for _, _, rows, _ in one.session.told] == [6, 6]
+    assert [rows for _, _, rows, _ in one.session.reported] == [6, 6]
     assert len(history["loss"]) == 4
-    assert history["val_dev_loss"] == [values["loss"] for *_, values in one.session.told]
-    assert history["val_test_loss"] == [values["loss"] for *_, values in two.session.told]
+    assert history["val_dev_loss"] == [values["loss"] for *_, values in one.session.reported]
+    assert history["val_test_loss"] == [values["loss"] for *_, values in two.session.reported]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"dev at step 6, after 2 epochs: loss {history['val_dev_loss'][0]:.4f} (6 samples)"
     assert lines[1].startswith("test at step 6, after 2 epochs: loss ")
@@ -128,7 +128,7 @@ def test_where_ranks_share_a_stream_the_values_are_those_of_all():
     (found,) = fit(None, Validation(feed, epochs=1, **FORM), epochs=1).history.history["val_dev_loss"]
     assert found == pytest.approx(want / 4)
     assert places == [{"epoch": 1, "step": STEPS}]
-    assert [rows for *_, rows, _ in feed.session.told] == [24]
+    assert [rows for *_, rows, _ in feed.session.reported] == [24]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def run(folder, judge, *, placement="single", steps=20, every=3, stop=None, **se
 
 
 def places(feed):
-    return [(epoch, step) for epoch, step, *_ in feed.session.told]
+    return [(epoch, step) for epoch, step, *_ in feed.session.reported]
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -74,7 +74,7 @@ def test_it_is_judged_after_each_so_many_steps_of_the_run_whatever_the_optimizer
     judge = dev()
     run(tmp_path, judge, placement=placement, summaries=tmp_path / "logs")
     assert places(judge) == [(0, 3), (0, 6), (1, 9), (2, 12), (2, 15), (3, 18)]
-    told = [(step, pytest.approx(values["loss"], rel=1e-6)) for _, step, _, values in judge.session.told]
+    told = [(step, pytest.approx(values["loss"], rel=1e-6)) for _, step, _, values in judge.session.reported]
     written = [(one.step, one.value) for one in scalars(tmp_path / "logs") if one.name == "val_dev_loss"]
     assert written == told
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shared.errors import DataError, RefusedError
-from shared.wire.parts import Lease
+from shared.wire.message_parts import Lease
 from tests.support.fake_feed import FakeFeed, LeasedCursor
 from tests.support.lending import Lending
 

@@ -241,7 +241,7 @@ def test_an_epoch_whose_last_step_is_interrupted_is_judged_before_it_is_saved(tm
     assert (record["epoch"], record["step"], record["noted"]) == (1, 4, {})
     assert len(record["early_stop"]["evaluated"]) == 1
     assert judged == [(0, ["loss"])]
-    assert [epoch for epoch, *_ in feed.session.told] == [1]
+    assert [epoch for epoch, *_ in feed.session.reported] == [1]
 
 
 def test_whoever_takes_the_model_of_a_checkpoint_alone_has_what_early_stopping_saw_with_it(tmp_path):

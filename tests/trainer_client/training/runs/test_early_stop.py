@@ -158,6 +158,6 @@ def test_where_ranks_go_in_step_all_decide_by_what_all_came_to(run, tmp_path):
         stop = EarlyStop(RULE)
         run(FeedCheckpoint(feed, tmp_path / str(rank), early_stop=stop), feed=feed)
         seen.append((stop.reason, stop.state()))
-        assert [(epoch, rows) for epoch, _, rows, _ in feed.session.told] == [(one, 6) for one in range(1, 5)]
+        assert [(epoch, rows) for epoch, _, rows, _ in feed.session.reported] == [(one, 6) for one in range(1, 5)]
     assert seen[0] == seen[1]
     assert seen[0][0] == f"val_loss is 9 after 4 evaluations: {RULE}"

@@ -182,14 +182,14 @@ def test_what_is_noted_goes_to_the_coordinator_once_an_epoch_is_over_resumed_or_
     run = Run(feed, Until(steps=4))
     for batch in run:
         run.note(loss=float(batch.number), unit=1.0)
-    assert feed.session.told == [(1, 3, ROWS[0], {"loss": (0 * 4 + 1 * 2 + 2 * 4) / 10, "unit": 1.0})]
+    assert feed.session.reported == [(1, 3, ROWS[0], {"loss": (0 * 4 + 1 * 2 + 2 * 4) / 10, "unit": 1.0})]
     again = FakeFeed(epochs=EPOCHS)
     run_again = Run(again, Until(epochs=2))
     run_again.restore(json.loads(json.dumps(run.state())))
     for batch in run_again:
         run_again.note(loss=float(batch.number))
     # A shape of 4 rows is the first of an epoch, one of 2 the next.
-    ((epoch, step, rows, means),) = again.session.told
+    ((epoch, step, rows, means),) = again.session.reported
     assert (epoch, step, rows) == (2, 7, ROWS[1])
     assert means == {"loss": pytest.approx((0 * 4 + 1 * 2 + 2 * 4 + 3 * 2) / 12), "unit": 1.0}
 
@@ -197,4 +197,4 @@ def test_what_is_noted_goes_to_the_coordinator_once_an_epoch_is_over_resumed_or_
 def test_where_nothing_is_noted_nothing_is_told():
     feed = FakeFeed(epochs=EPOCHS)
     assert len(list(Run(feed, Until(epochs=1)))) == 3
-    assert feed.session.told == []
+    assert feed.session.reported == []

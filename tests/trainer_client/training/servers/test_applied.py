@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.wire.parts import DoneSet, EpochDone
+from shared.wire.message_parts import DoneSet, EpochDone
 from trainer_client.training.servers.applied import AppliedBatches, merged
 
 NOTHING = DoneSet((EpochDone(0, 0, ()),))

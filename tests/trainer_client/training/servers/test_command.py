@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from shared.cluster_role import Role
 from shared.errors import SettingsError
-from shared.roles import Role
 from tests.support.fake_feed import FakeFeed, LeasedCursor
 from trainer_client import Until
 from trainer_client.training.servers.command import epochs_of, role_with_servers, serve_share, steps_of

@@ -10,7 +10,7 @@ import pytest
 
 from shared.errors import SettingsError
 from shared.quick_import import quick_import
-from shared.wire.parts import DoneSet, EpochDone, Lease
+from shared.wire.message_parts import DoneSet, EpochDone, Lease
 from tests.support.fake_feed import FakeFeed, LeasedCursor
 
 with quick_import():

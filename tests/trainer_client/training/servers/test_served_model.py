@@ -11,7 +11,7 @@ import pytest
 from shared.errors import LostError, RefusedError, SettingsError
 from shared.keys import ServerKeys, make_keys
 from shared.quick_import import quick_import
-from shared.wire.parts import DoneSet, EpochDone, Lease
+from shared.wire.message_parts import DoneSet, EpochDone, Lease
 from tests.support.loaders import wait_until
 from tests.support.reserved_host import reserved_host
 from trainer_client.training.servers.command import client_keys

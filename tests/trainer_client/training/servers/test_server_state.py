@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.wire.parts import DoneSet, EpochDone, Lease, VariablePart
+from shared.wire.message_parts import DoneSet, EpochDone, Lease, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.servers.applied import AppliedBatches
 from trainer_client.training.servers.server_state import (

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from shared.errors import SettingsError
-from shared.wire.parts import VariablePart
+from shared.wire.message_parts import VariablePart
 from trainer_client.training.servers.shares import HeldVariable, refuse_too_little_memory, shares_of
 
 

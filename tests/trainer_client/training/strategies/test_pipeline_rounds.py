@@ -10,7 +10,7 @@ import pytest
 import tests.support.two_devices  # before TensorFlow is used
 from shared.errors import EndedError, LostError, SettingsError
 from shared.pipelines.element_values import ElementValue, fields_of_element
-from shared.wire.layout import BucketShape
+from shared.wire.batch_layout import BucketShape
 from tests.support.fake_feed import FakeFeed
 from tests.support.lending import Lending
 

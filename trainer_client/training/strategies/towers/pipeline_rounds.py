@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainer_client.tf.pipelines.one_for_each import OneForEach
+from trainer_client.tf.pipelines.pipeline import PipelineElements
 from trainer_client.training.strategies.towers.feeding import put
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ class PipelineRounds:
         self, feed: Feed, function: Callable[[Any], Any], devices: Sequence[str], together: Callable[[list[Any]], Any]
     ) -> None:
         session = feed._session
-        self._elements = OneForEach(session, function, "CPU:0", in_rounds=True)  # `put` moves them to their devices
+        self._elements = PipelineElements(
+            session, function, "CPU:0", in_rounds=True
+        )  # `put` moves them to their devices
         self._devices, self._together = devices, together
         self.element_spec = self._elements.element_spec
 

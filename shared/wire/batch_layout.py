@@ -1,0 +1,122 @@
+"""Layout of batches: their tensors, and the place of each in the one contiguous payload.
+
+Rules: pure; every tensor starts at a multiple of 64 bytes, because TensorFlow takes 64-byte-aligned buffers without a
+copy; a tensor's first axis is the row axis; at most the first axis of a sample's value is padded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["ALIGNMENT", "DTYPES", "RESET", "BucketShape", "Field", "Layout", "Tensor", "fields_of_batch", "layout_of"]
+
+ALIGNMENT = 64
+
+#: The dtypes that may cross the wire: fixed width, no objects, no strings.
+DTYPES = frozenset(
+    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One value of a sample: its dtype and shape; None is the padded axis, and only the first may be None.
+
+    `per_second` is the number of steps along the padded axis in a second of the recording (None: it has no time).
+    """
+
+    key: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    per_second: float | None = None
+
+    @property
+    def padded(self) -> bool:
+        """Return whether samples differ in length along the first axis."""
+        return bool(self.shape) and self.shape[0] is None
+
+    @property
+    def step_bytes(self) -> int:
+        """Return the bytes of one step along the padded axis, or of the whole value if none is padded."""
+        return np.dtype(self.dtype).itemsize * math.prod(axis for axis in self.shape if axis is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketShape:
+    """Padded shape of a bucket: rows, and the padded length of each padded key."""
+
+    rows: int
+    lengths: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Tensor inside a payload."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    def lies_in(self, payload: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return a view of the tensor's bytes in a payload."""
+        return payload[self.offset : self.offset + self.nbytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All tensors of a payload of `nbytes` bytes, in order of their offsets."""
+
+    tensors: tuple[Tensor, ...]
+    nbytes: int
+
+    def arrays(self, payload: NDArray[np.uint8]) -> dict[str, NDArray[np.generic]]:
+        """Return views of the payload, one for each tensor, without a copy."""
+        return {t.key: np.ndarray(t.shape, t.dtype, payload, t.offset) for t in self.tensors}
+
+    def gaps(self) -> Iterator[slice]:
+        """Yield the byte ranges between tensors, which are part of the payload and of its digest."""
+        # Each tensor begins at a multiple of 64, so there is a gap after one whose size is no such multiple.
+        ends = [*(tensor.offset for tensor in self.tensors[1:]), self.nbytes]
+        for tensor, end in zip(self.tensors, ends, strict=True):
+            if tensor.offset + tensor.nbytes < end:
+                yield slice(tensor.offset + tensor.nbytes, end)
+
+
+#: Extra tensor of batches whose rows carry state: true where a row's state must be reset first.
+RESET = Field(key="reset", dtype="bool", shape=())
+
+
+def fields_of_batch(fields: Sequence[Field]) -> tuple[Field, ...]:
+    """Return the fields of a batch: those of a sample, the lengths of padded keys, `weight` and `tag`."""
+    lengths = tuple(Field(key=f"{f.key}_length", dtype="int32", shape=()) for f in fields if f.padded)
+    extra = (Field(key="weight", dtype="float32", shape=()), Field(key="tag", dtype="int64", shape=()))
+    return (*fields, *lengths, *extra)
+
+
+def layout_of(fields: Sequence[Field], shape: BucketShape) -> Layout:
+    """Return the layout of a batch of this shape; `fields` are the batch's, not a sample's."""
+    tensors = []
+    end = 0
+    for field in fields:
+        sample = tuple(shape.lengths[field.key] if axis is None else axis for axis in field.shape)
+        sizes = (shape.rows, *sample)
+        tensor = Tensor(field.key, field.dtype, sizes, end, math.prod(sizes) * np.dtype(field.dtype).itemsize)
+        tensors.append(tensor)
+        end = _aligned(end + tensor.nbytes)
+    return Layout(tuple(tensors), end)
+
+
+def _aligned(offset: int) -> int:
+    # Rounded up: // rounds towards minus infinity, so two negations turn its direction.
+    return -(-offset // ALIGNMENT) * ALIGNMENT
