@@ -160,7 +160,7 @@ def _poison(feed):
 def _run_several(folder: Path, replicas: int) -> None:
     """The same for so many replicas in this process: what they train, and that they are equal."""
     placement = MultiWorker(replicas)
-    came: dict[str, object] = {"said": placement.said}
+    came: dict[str, object] = {"said": placement.choice}
     with TemporaryDirectory() as own:
         losses, loop = trained(Path(own), placement, spread_feed(epochs=STEPS, **placement.ranks))
         variables = [*loop._model.variables, *loop._model.optimizer.variables]

@@ -33,13 +33,13 @@ class LogMel(TableLayer):
 
     def __init__(self, *, name: str | None = None, dtype: Any = None, **table: Any) -> None:
         super().__init__(LogMelSettings, table, name, dtype)
-        said: LogMelSettings = self.settings
-        self._convention = CONVENTIONS[said.convention] if said.convention else OWN
-        self._frames = frames = mel_frames(said, self._convention)
+        settings: LogMelSettings = self.settings
+        self._convention = CONVENTIONS[settings.convention] if settings.convention else OWN
+        self._frames = frames = mel_frames(settings, self._convention)
         self._taper = self._convention.taper(frames.window).astype(np.float32)
         scale = np.float32(_FULL_SCALE if self._convention.like_kaldi else 1)
         # Kaldi computes on the scale of 16 bits: scaling the filters by its square saves scaling the sound.
-        self._filters = self._convention.filters(frames.fft, said.rate, said.bands, frames.edges_hz) * scale**2
+        self._filters = self._convention.filters(frames.fft, settings.rate, settings.bands, frames.edges_hz) * scale**2
 
     def call(self, audio: Any, audio_length: Any) -> tuple[Any, Any]:
         """Return the bands, and the number of frames of each row."""
@@ -52,27 +52,27 @@ class LogMel(TableLayer):
 
     def _frames_of(self, length: Any) -> Any:
         """Return the number of frames of each row; 0 if it is empty, else at least 1."""
-        said = self._frames
-        spare = tf.maximum(length + 2 * said.margin - said.window, 0)
-        return tf.where(length > 0, 1 + spare // said.hop, 0)
+        frames = self._frames
+        spare = tf.maximum(length + 2 * frames.margin - frames.window, 0)
+        return tf.where(length > 0, 1 + spare // frames.hop, 0)
 
     def _extended(self, sound: Any, length: Any) -> Any:
         """Return each row followed by silence, at least for a frame, and with the convention's padding around it."""
-        said = self._frames
+        frames = self._frames
         sound = tf.where(tf.sequence_mask(length, tf.shape(sound)[1]), sound, 0.0)
         if self._convention.padding == "reflect":
-            sound = _mirrored(sound, length, said.margin)
+            sound = _mirrored(sound, length, frames.margin)
         else:
-            sound = tf.pad(sound, [[0, 0], [said.margin, said.margin]])
-        return tf.pad(sound, [[0, 0], [0, tf.maximum(said.window - tf.shape(sound)[1], 0)]])
+            sound = tf.pad(sound, [[0, 0], [frames.margin, frames.margin]])
+        return tf.pad(sound, [[0, 0], [0, tf.maximum(frames.window - tf.shape(sound)[1], 0)]])
 
     def _energies(self, sound: Any) -> Any:
         """Return the mel energies of each frame."""
-        said = self._frames
-        windows = tf.signal.frame(sound, said.window, said.hop)
+        frames = self._frames
+        windows = tf.signal.frame(sound, frames.window, frames.hop)
         if self._convention.like_kaldi:
             windows = self._without_mean(windows, sound)
-        spectrum = tf.signal.rfft(windows * self._taper, [said.fft])
+        spectrum = tf.signal.rfft(windows * self._taper, [frames.fft])
         return tf.matmul(tf.square(tf.math.real(spectrum)) + tf.square(tf.math.imag(spectrum)), self._filters)
 
     def _without_mean(self, windows: Any, sound: Any) -> Any:

@@ -44,17 +44,17 @@ class SpecAugment(TableLayer):
         """Return the features with stripes masked; unchanged if not training."""
         if not training:
             return features
-        said: StripeSettings = self.settings
+        stripes: StripeSettings = self.settings
         length = tf.cast(length, tf.int32)
         steps, bands = tf.shape(features)[1], tf.shape(features)[2]
         # float64: loaders compute the share in Python's floats, and float32 could round to another whole number.
-        share = tf.cast(said.time_share * tf.cast(length, tf.float64), tf.int32)
-        in_time = self._striped(said.time_stripes, tf.minimum(said.time_width, share), length, steps)
-        widest = tf.fill(tf.shape(length), tf.minimum(said.band_width, bands))
-        in_bands = self._striped(said.band_stripes, widest, tf.fill(tf.shape(length), bands), bands)
+        share = tf.cast(stripes.time_share * tf.cast(length, tf.float64), tf.int32)
+        in_time = self._striped(stripes.time_stripes, tf.minimum(stripes.time_width, share), length, steps)
+        widest = tf.fill(tf.shape(length), tf.minimum(stripes.band_width, bands))
+        in_bands = self._striped(stripes.band_stripes, widest, tf.fill(tf.shape(length), bands), bands)
         own = tf.sequence_mask(length, steps)[:, :, tf.newaxis]
         wiped = own & (in_time[:, :, tf.newaxis] | in_bands[:, tf.newaxis, :])
-        return tf.where(wiped, _mean(features, own) if said.fill == "mean" else tf.zeros_like(features), features)
+        return tf.where(wiped, _mean(features, own) if stripes.fill == "mean" else tf.zeros_like(features), features)
 
     def _striped(self, stripes: int, most: Any, size: Any, places: Any) -> Any:
         """Return which places of each row lie in a stripe."""

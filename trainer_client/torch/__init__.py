@@ -85,14 +85,14 @@ def ranks() -> dict[str, int]:
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return {"rank": torch.distributed.get_rank(), "world": torch.distributed.get_world_size()}
-    said = {name: os.environ.get(variable, "") for name, variable in (("rank", "RANK"), ("world", "WORLD_SIZE"))}
-    if not any(said.values()):
+    numbers = {name: os.environ.get(variable, "") for name, variable in (("rank", "RANK"), ("world", "WORLD_SIZE"))}
+    if not any(numbers.values()):
         return {"rank": 0, "world": 1}
     try:
-        return {name: int(value) for name, value in said.items()}
+        return {name: int(value) for name, value in numbers.items()}
     except ValueError:
         raise SettingsError(
             expected="numbers in RANK and WORLD_SIZE, as torchrun sets them",
-            got=f"RANK={said['rank']!r}, WORLD_SIZE={said['world']!r}", where="the environment",
+            got=f"RANK={numbers['rank']!r}, WORLD_SIZE={numbers['world']!r}", where="the environment",
             remedy="Start with torchrun, or pass rank and world to connect.",
         ) from None  # fmt: skip

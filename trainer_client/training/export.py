@@ -37,6 +37,6 @@ def export_model(model: Any, inputs: Any, path: Path) -> None:
 def _save_served(model: Any, inputs: Any, folder: Path) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
-    signature = tf.nest.map_structure(lambda one: tf.TensorSpec((None, *one.shape[1:]), one.dtype), inputs)
+    signature = tf.nest.map_structure(lambda spec: tf.TensorSpec((None, *spec.shape[1:]), spec.dtype), inputs)
     archive.add_endpoint("serve", lambda given: model(given, training=False), input_signature=[signature])
     archive.write_out(str(folder), verbose=False)

@@ -163,8 +163,8 @@ def _placement(order: TrainOrder) -> Placement:
         from trainer_client.training.loop import training_loop  # noqa: F401 - as said
         from trainer_client.training.strategies.by_name import placement_of
     placement = placement_of(order.strategy)
-    if placement.said:
-        print(strategy_line(placement.said), flush=True)
+    if placement.choice:
+        print(strategy_line(placement.choice), flush=True)
     return placement
 
 

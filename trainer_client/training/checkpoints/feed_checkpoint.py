@@ -198,14 +198,14 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         stopped_inside = self.model.stop_training and self._session.cursor.at.epoch == self._feed_epoch
         self._count(0, epochs=epoch if stopped_inside else epoch + 1)
         try:
-            told = self._share(epoch if stopped_inside else epoch + 1, logs or {}, is_whole=not stopped_inside)
+            results = self._share(epoch if stopped_inside else epoch + 1, logs or {}, is_whole=not stopped_inside)
         except EndedError:  # no results of other ranks come, and without them the epoch is not evaluated
             self.model.stop_training = self._job_ended = True
             return
         if self._early_stop is not None and JOB_ENDED in self.params:
             return  # the epoch is not evaluated
         if self._early_stop is not None and not stopped_inside:
-            self.model.stop_training |= self._early_stop.note(epoch, told)
+            self.model.stop_training |= self._early_stop.note(epoch, results)
         self._save(epoch if stopped_inside else epoch + 1, self._session.cursor.state())
 
     def _share(self, epochs: int, logs: Mapping[str, Any], *, is_whole: bool) -> Mapping[str, Any]:

@@ -40,7 +40,11 @@ def assign_values(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]
 def _another_model(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> DataError:
     """Return the error that names the first variable of another shape, or says how many values there are."""
     pairs = zip(variables, arrays, strict=False)
-    odd = [(place, one, array) for place, (one, array) in enumerate(pairs) if tuple(one.shape) != array.shape]
+    odd = [
+        (place, variable, array)
+        for place, (variable, array) in enumerate(pairs)
+        if tuple(variable.shape) != array.shape
+    ]
     expected, got = f"the model's {len(variables)} variables", f"{len(arrays)} values"
     if odd:
         place, variable, array = odd[0]

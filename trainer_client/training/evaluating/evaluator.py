@@ -39,7 +39,7 @@ class Evaluator:
     def __init__(self, model: Any, loss: Any, metrics: Sequence[Any]) -> None:
         self._model = model
         self._loss = keras.losses.get(loss)
-        self._metrics = [_metric(one) for one in metrics]
+        self._metrics = [_metric(metric) for metric in metrics]
         self._total = keras.metrics.Mean(name="loss")
         self._rows = keras.metrics.Sum(name="rows")
         #: Metrics whose variables are no sums over batches.
@@ -238,9 +238,9 @@ def _named(name: str, result: Any) -> Iterator[tuple[str, float]]:
 
 def _rows_of(values: Any, weight: Any) -> Any:
     """Return each tensor with only the rows that hold a sample."""
-    return tf.nest.map_structure(lambda one: tf.boolean_mask(one, weight != 0), values)
+    return tf.nest.map_structure(lambda tensor: tf.boolean_mask(tensor, weight != 0), values)
 
 
-def _metric(said: Any) -> Any:
-    found = keras.metrics.get(said)
+def _metric(metric: Any) -> Any:
+    found = keras.metrics.get(metric)
     return found if isinstance(found, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(found, found.__name__)

@@ -156,7 +156,7 @@ def _check(feeds: Sequence[Feed], epochs: int | None, steps: int | None) -> None
     for feed in feeds:
         if not feed._session.evaluation:
             raise _nonsense("feeds of streams with evaluation = true", f"one of {feed._session.stream}")
-    every = [one for one in (epochs, steps) if one is not None]
+    every = [number for number in (epochs, steps) if number is not None]
     if not feeds or len(every) != 1 or every[0] < 1:
         raise _nonsense("feeds, and either epochs= or steps= of at least 1", f"{len(feeds)} feeds, {epochs=}, {steps=}")
 

@@ -266,12 +266,12 @@ def _only_early_stop(callbacks: Sequence[Any]) -> EarlyStop | None:
 
     Raise SettingsError if there are several.
     """
-    found = [one for one in callbacks if isinstance(one, EarlyStop)]
+    found = [callback for callback in callbacks if isinstance(callback, EarlyStop)]
     if len(found) > 1:
         raise SettingsError(
             expected="one EarlyStop at most", got=f"{len(found)}", where="--model, callbacks",
             remedy="Give all rules to one: EarlyStop(NoProgress(3), LevelledOff(4)).",
         )  # fmt: skip
-    for one in found:
-        one.be_kept_by_checkpoint()
+    for early_stop in found:
+        early_stop.be_kept_by_checkpoint()
     return found[0] if found else None

@@ -22,7 +22,7 @@ class Placement(Protocol):
     """A strategy, as the training loop sees it."""
 
     #: A phrase on what was chosen, to be printed; empty if there was nothing to choose.
-    said: str
+    choice: str
     #: This process's place among all replicas, as `connect` takes it; empty: as the environment says.
     ranks: dict[str, int]
 

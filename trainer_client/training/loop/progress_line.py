@@ -66,13 +66,13 @@ def progress_line(
     loss.
     """
     epoch, step = place
-    said = "no samples" if loss is None else f"loss {loss:.4f}"
+    loss_text = "no samples" if loss is None else f"loss {loss:.4f}"
     pace = f"{rates.steps_per_s:.1f} steps/s"
     feed = f"waiting {rates.waiting:.1%}, padding {rates.padding:.1%}"
     figures = {
-        Scope.WHOLE: f"{said}, {pace}, {feed}",
-        Scope.FEED: f"{said}, {pace}; this process: {feed}",
-        Scope.SHARE: f"{pace}; this process: {said}, {feed}",
+        Scope.WHOLE: f"{loss_text}, {pace}, {feed}",
+        Scope.FEED: f"{loss_text}, {pace}; this process: {feed}",
+        Scope.SHARE: f"{pace}; this process: {loss_text}, {feed}",
     }[scope]
     left = "" if left_s is None else f"{', ' if scope is Scope.WHOLE else '; '}{spell_time(left_s)} left"
     return f"epoch {epoch:.2f}, step {step}: {figures}{left}"

@@ -77,9 +77,9 @@ class TrainStep:
         # The forward pass assigns its statistics at once. They are put back below, because only a step that is applied
         # may keep them, and that is not known yet.
         statistics = statistics_of(self.model)
-        before = [tf.identity(one.value) for one in statistics]
+        before = [tf.identity(variable.value) for variable in statistics]
         with tf.GradientTape() as tape:
-            variables = [one.value for one in self.model.trainable_variables]
+            variables = [variable.value for variable in self.model.trainable_variables]
             # A tape watches variables by itself, but within a scope of Keras their values are tensors.
             tape.watch(variables)
             outputs = tf.nest.map_structure(_in_float32, self.model(inputs, training=True))
@@ -90,7 +90,7 @@ class TrainStep:
             weight_of_rows = tf.reduce_sum(tf.cast(weight, tf.float32))
             scaled = self.optimizer.scale_loss(tf.add_n([loss, *_shares(added, weight_of_rows)]))
         gradients = tape.gradient(scaled, variables)
-        after = [tf.identity(one.value) for one in statistics]
+        after = [tf.identity(variable.value) for variable in statistics]
         _assign(statistics, before)
         rows = tf.math.count_nonzero(weight, dtype=tf.float32)
         return Contribution(tf.cast(loss, tf.float32), rows, weight_of_rows, gradients, after)
@@ -112,8 +112,8 @@ class TrainStep:
         """Apply the gradients, and, if the outcome is APPLIED, keep the new statistics."""
         self.optimizer.apply(part.gradients, self.model.trainable_variables)
         # An optimizer that scales the loss is called for gradients that overflow, too: they leave no statistics behind.
-        for one, after in zip(statistics_of(self.model), part.statistics, strict=True):
-            one.assign(tf.where(became == APPLIED, after, one.value))
+        for variable, after in zip(statistics_of(self.model), part.statistics, strict=True):
+            variable.assign(tf.where(became == APPLIED, after, variable.value))
 
 
 def statistics_of(model: Any) -> list[Any]:
@@ -122,9 +122,9 @@ def statistics_of(model: Any) -> list[Any]:
     Those that were frozen, which may be large, are left out, and so are seeds, which are no floats and do go on.
     """
     layers = model._flatten_layers()  # noqa: SLF001 - no public list tells what was frozen from what never trains
-    frozen = {id(one) for layer in layers for one in layer._trainable_variables}  # noqa: SLF001 - as above
+    frozen = {id(variable) for layer in layers for variable in layer._trainable_variables}  # noqa: SLF001 - as above
     known = model.non_trainable_variables
-    return [one for one in known if tf.as_dtype(one.dtype).is_floating and id(one) not in frozen]
+    return [variable for variable in known if tf.as_dtype(variable.dtype).is_floating and id(variable) not in frozen]
 
 
 def refuse_own_train_step(model: Any) -> None:
@@ -144,7 +144,7 @@ def _in_float32(output: Any) -> Any:
 def _shares(losses: list[Any], weight: Any) -> list[Any]:
     """Return this replica's shares of the losses that the model adds, by the weight of its rows."""
     share = share_of_all(weight) if losses else 1.0
-    return [one * tf.cast(share, one.dtype) for one in losses]
+    return [loss * tf.cast(share, loss.dtype) for loss in losses]
 
 
 def _assign(variables: list[Any], values: list[Any]) -> None:
@@ -154,11 +154,11 @@ def _assign(variables: list[Any], values: list[Any]) -> None:
 
 def _are_finite(values: list[Any]) -> Any:
     """Return whether all values are finite, gradients among them."""
-    dense = [one.values if isinstance(one, tf.IndexedSlices) else one for one in values if one is not None]
+    dense = [value.values if isinstance(value, tf.IndexedSlices) else value for value in values if value is not None]
     # If any value is not finite, their sum is not, and summing takes half the time of looking at each. The sum may also
     # be too large though all values are finite, so then each is looked at.
-    total = tf.add_n([tf.cast(tf.reduce_sum(one), tf.float32) for one in dense])
-    each = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(one)) for one in dense])  # noqa: E731 - a branch
+    total = tf.add_n([tf.cast(tf.reduce_sum(value), tf.float32) for value in dense])
+    each = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in dense])  # noqa: E731 - a branch
     return tf.cond(tf.math.is_finite(total), lambda: True, each)
 
 
@@ -173,7 +173,7 @@ def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:
 
     def mean(targets: Any, outputs: Any, weight: Any) -> Any:
         mask = getattr(outputs, "_keras_mask", None)
-        values = per_row(targets, tf.nest.map_structure(lambda one: valid_rows(one, weight), outputs))
+        values = per_row(targets, tf.nest.map_structure(lambda output: valid_rows(output, weight), outputs))
         return masked_mean(_row_means(values, mask), weight)
 
     return mean

@@ -40,7 +40,7 @@ class Teller:
         self._session = session
         self._every = every
         #: How many steps were done when it was last looked whether a line is due.
-        self._told_steps = 0
+        self._looked_steps = 0
         #: Losses since the last line.
         self._noted = NotedMeans()
         self._is_quiet = is_quiet
@@ -55,7 +55,7 @@ class Teller:
         """Begin the reports of a run; the traces so far were to be expected."""
         self.traces = traces
         self._before = self._figures(progress.totals.steps)
-        self._told_steps, self._noted = progress.totals.steps, NotedMeans()
+        self._looked_steps, self._noted = progress.totals.steps, NotedMeans()
 
     def note_step(self, loss: float, rows: int) -> None:
         """Note a step that was applied, with its mean loss over this many samples."""
@@ -80,7 +80,7 @@ class Teller:
 
         Where other processes take steps as well, the count may pass over a multiple of the interval.
         """
-        before, self._told_steps = self._told_steps, progress.steps
+        before, self._looked_steps = self._looked_steps, progress.steps
         if not self._is_quiet and progress.steps // self._every > before // self._every:
             self._tell(progress)
 
@@ -112,8 +112,8 @@ class Teller:
         if self._is_quiet:
             return
         values = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
-        said = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-        print(f"epoch {totals.epochs} is over, step {totals.steps}{whose}: {said}", flush=True)
+        results = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        print(f"epoch {totals.epochs} is over, step {totals.steps}{whose}: {results}", flush=True)
         self._summarize(totals.steps, {f"epoch/{name}": value for name, value in values.items()})
 
     def _summarize(self, step: int, values: Mapping[str, float]) -> None:

@@ -188,8 +188,8 @@ def _described(order: PredictOrder, feed: Feed) -> dict[str, Any]:
 
 
 def _digest(values: list[NDArray[Any]]) -> int:
-    shapes = json.dumps([(one.shape, one.dtype.str) for one in values]).encode()
-    return digest64(shapes + b"".join(one.tobytes() for one in values))
+    shapes = json.dumps([(value.shape, value.dtype.str) for value in values]).encode()
+    return digest64(shapes + b"".join(value.tobytes() for value in values))
 
 
 # --- where outputs go ---

@@ -131,7 +131,7 @@ class PredictionParts:
 
     def _is_of_something_else(self, name: str, expected: Any, got: Any) -> DataError:
         return DataError(
-            expected=f"outputs of {name} {_said(expected)}", got=f"some of {_said(got)} ({self.folder / _RECORD})",
+            expected=f"outputs of {name} {_as_text(expected)}", got=f"some of {_as_text(got)} ({self.folder / _RECORD})",
             where=f"--output {self.output}",
             remedy=f"Name another output; or remove {self.output.name} and {self.folder.name} to begin anew.",
         )  # fmt: skip
@@ -263,5 +263,5 @@ def _gather(paths: Sequence[Path], ends: NDArray[np.int64], places: NDArray[np.i
         yield found[place]
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

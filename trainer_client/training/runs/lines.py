@@ -57,9 +57,9 @@ def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:
     return f"FINISHED: {', '.join([*totals, spell_time(seconds)])}{f': {why}' if why else ''}"
 
 
-def strategy_line(said: str) -> str:
+def strategy_line(choice: str) -> str:
     """Return the line that names the strategy."""
-    return f"STRATEGY: {said}"
+    return f"STRATEGY: {choice}"
 
 
 def exported_line(path: Path) -> str:

@@ -49,7 +49,10 @@ class ModelModule:
         module, _, model = name.partition(":")
         self.name = module
         self.parameters = parameters
-        self._names = {**({"model": name} if model else {}), **{piece: said for piece, said in names.items() if said}}
+        self._names = {
+            **({"model": name} if model else {}),
+            **{piece: other_name for piece, other_name in names.items() if other_name},
+        }
         #: The parameters that any function takes that was called.
         self._known: set[str] = set()
 
@@ -66,8 +69,8 @@ class ModelModule:
     def version(self, pieces: Sequence[str]) -> str:
         """Return a hash of what results depend on here: source, names of these pieces, and parameters."""
         names = [self._names.get(piece, piece) for piece in pieces]
-        said = json.dumps([self.full_name, self.digest(), names, self.parameters], sort_keys=True)
-        return f"{digest64(said.encode()):016x}"
+        basis = json.dumps([self.full_name, self.digest(), names, self.parameters], sort_keys=True)
+        return f"{digest64(basis.encode()):016x}"
 
     def find(self, piece: str) -> Any:
         """Return the piece as the module has it; None if there is none.
@@ -132,7 +135,7 @@ class ModelModule:
         function = self.find_function(piece)
         assert function is not None
         taken = inspect.signature(function).parameters
-        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
             self._known |= self.parameters.keys()
             return function(**self.parameters)
         self._known |= taken.keys()

@@ -122,18 +122,18 @@ class RunLimits:
         return " or ".join(filter(None, words))
 
 
-def _absolute(name: str, said: int | str | None, there: int) -> int | None:
+def _absolute(name: str, limit: int | str | None, there: int) -> int | None:
     """Return the absolute number: a number stands for itself, `"+10"` for ten more than there are.
 
     None stays None. Raise SettingsError for anything else.
     """
-    if said is None:
+    if limit is None:
         return None
-    text = str(said)
+    text = str(limit)
     number = text.removeprefix("+")
-    if isinstance(said, bool) or not isinstance(said, int | str) or not (number.isascii() and number.isdecimal()):
+    if isinstance(limit, bool) or not isinstance(limit, int | str) or not (number.isascii() and number.isdecimal()):
         raise _nonsense(
-            f'a number of {name}, or "+" and how many more', repr(said), f'Write {name}=75 or {name}="+10".'
+            f'a number of {name}, or "+" and how many more', repr(limit), f'Write {name}=75 or {name}="+10".'
         )
     return there + int(number) if text != number else int(number)
 

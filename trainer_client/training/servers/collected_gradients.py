@@ -24,7 +24,7 @@ class CollectedGradients:
 
     def __init__(self, optimizer: Any, variables: Sequence[Any], *, goes_on: bool) -> None:
         self._optimizer = optimizer
-        self._places = {id(one): at for at, one in enumerate(variables)}
+        self._places = {id(variable): at for at, variable in enumerate(variables)}
         self._goes_on = goes_on
         #: Buffers of the last gradients, by variable: whole ones here, row numbers and values below.
         self._dense: dict[int, Any] = {}
@@ -36,13 +36,17 @@ class CollectedGradients:
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Clip the gradients and keep them; with `goes_on`, apply them to the trainer's own copy as well."""
-        known = [(one, variable) for one, variable in zip(gradients, variables, strict=True) if one is not None]
-        clipped = self._optimizer._clip_gradients([one for one, _ in known])  # noqa: SLF001 - nothing public clips
-        for one, (_, variable) in zip(clipped, known, strict=True):
-            self._keep(self._places[id(variable)], one, variable)
+        known = [
+            (gradient, variable)
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if gradient is not None
+        ]
+        clipped = self._optimizer._clip_gradients([gradient for gradient, _ in known])  # noqa: SLF001 - nothing public clips
+        for gradient, (_, variable) in zip(clipped, known, strict=True):
+            self._keep(self._places[id(variable)], gradient, variable)
         # As they came: the optimizer clips them itself.
         if self._goes_on:
-            self._optimizer.apply([one for one, _ in known], [variable for _, variable in known])
+            self._optimizer.apply([gradient for gradient, _ in known], [variable for _, variable in known])
 
     def _keep(self, at: int, gradient: Any, variable: Any) -> None:
         # Buffers outlive the graph that is being traced, so they are made outside it, once for each variable.
@@ -63,7 +67,7 @@ class CollectedGradients:
     def read(self) -> dict[int, Any]:
         """Return the last step's gradients by variable: an array, or row numbers and values, each row once."""
         rows = {at: merge_rows(numbers.numpy(), values.numpy()) for at, (numbers, values) in self._rows.items()}
-        return {**{at: one.numpy() for at, one in self._dense.items()}, **rows}
+        return {**{at: buffer.numpy() for at, buffer in self._dense.items()}, **rows}
 
 
 def _buffer(dtype: Any, shape: tuple[int | None, ...]) -> Any:

@@ -131,10 +131,10 @@ def steps_of(until: Until) -> int:
     return _absolute(until.steps, "--steps") or 0
 
 
-def _absolute(said: int | str | None, where: str) -> int | None:
-    if said is not None and str(said).startswith("+"):
+def _absolute(limit: int | str | None, where: str) -> int | None:
+    if limit is not None and str(limit).startswith("+"):
         raise SettingsError(
-            expected="a number that is the same for all workers", got=str(said), where=where,
+            expected="a number that is the same for all workers", got=str(limit), where=where,
             remedy="Write how many there are in all.",
         )  # fmt: skip
-    return None if said is None else int(said)
+    return None if limit is None else int(limit)

@@ -30,7 +30,7 @@ class OptimizerVariables:
             )  # fmt: skip
         #: The state of each variable, in the order in which the optimizer made it.
         self.of_each: list[list[Any]] = [[] for _ in variables]
-        places = {id(one): at for at, one in enumerate(variables)}
+        places = {id(variable): at for at, variable in enumerate(variables)}
         make = optimizer.add_variable_from_reference
 
         def watched(reference_variable: Any, *arguments: Any, **named: Any) -> Any:
@@ -42,9 +42,9 @@ class OptimizerVariables:
         optimizer.add_variable_from_reference = watched
         optimizer.build(list(variables))
         optimizer.add_variable_from_reference = make
-        theirs = {id(one) for state in self.of_each for one in state}
+        theirs = {id(variable) for state in self.of_each for variable in state}
         #: State that belongs to no variable, such as the count of steps.
-        self.common = [one for one in optimizer.variables if id(one) not in theirs]
+        self.common = [variable for variable in optimizer.variables if id(variable) not in theirs]
 
     def copies(self) -> int:
         """Return how many values there are at most for each number of a variable, its own included."""
@@ -52,4 +52,4 @@ class OptimizerVariables:
 
     def can_be_cut(self, at: int, shape: tuple[int, ...]) -> bool:
         """Return whether all state of this variable has its shape, so that rows can be updated apart."""
-        return all(tuple(one.shape) == shape for one in self.of_each[at])
+        return all(tuple(variable.shape) == shape for variable in self.of_each[at])

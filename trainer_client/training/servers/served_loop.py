@@ -379,7 +379,7 @@ class ServedLoop(BaseLoop):
             steps = self._steps_done() - self._progress.steps
             self._progress.count(epochs=self._progress.totals.epochs, steps=steps)
             epochs = merged(_done_set(state), done).epochs
-            return state | {"epochs": [[one.epoch, one.fresh, list(one.missing)] for one in epochs]}
+            return state | {"epochs": [[epoch.epoch, epoch.fresh, list(epoch.missing)] for epoch in epochs]}
 
     def _commit(self, cut: dict[str, Any] | None) -> bool:
         """Commit a cut, as long as nothing else was trained or pulled; return whether there was one."""

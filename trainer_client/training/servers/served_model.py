@@ -88,14 +88,14 @@ class ServedModel:
             self.quit()
             self._trainer = secrets.randbits(63)
         self.generation, self._refused = 0, None
-        shown = [said for said, _ in self._servers.ask_all(m.Look(serial=0, trainer=self._trainer), heed)]
-        self.over = shown[0].over
-        generations = {one.generation for one in shown}
+        answers = [answer for answer, _ in self._servers.ask_all(m.Look(serial=0, trainer=self._trainer), heed)]
+        self.over = answers[0].over
+        generations = {answer.generation for answer in answers}
         # 0 is a server without a share: it was started again, or the chief has not given it one.
         if len(generations) > 1 or 0 in generations:
             return False
-        self.version = self._heard_version = shown[0].version
-        self.generation, self._shares = shown[0].generation, [one.parts for one in shown]
+        self.version = self._heard_version = answers[0].version
+        self.generation, self._shares = answers[0].generation, [answer.parts for answer in answers]
         self._refuse_another_model()
         return True
 
@@ -119,8 +119,8 @@ class ServedModel:
             if part.variable >= len(rows) or part.shape[1:] != tuple(self._variables[part.variable].shape)[1:]:
                 raise _another_model(f"a part of variable {part.variable} with shape {list(part.shape)}")
             rows[part.variable] += part.shape[0] if part.shape else 0
-        mine = [one.shape[0] if one.shape else 0 for one in self._variables]
-        if rows != mine:
+        own_rows = [variable.shape[0] if variable.shape else 0 for variable in self._variables]
+        if rows != own_rows:
             raise _another_model(f"variables of {rows} rows")
 
     # --- the chief ---
@@ -143,12 +143,12 @@ class ServedModel:
         """
         held = [
             HeldVariable(
-                shape=tuple(one.shape),
-                dtype=str(one.dtype),
-                item_bytes=np.dtype(str(one.dtype)).itemsize,
-                can_be_cut=self._state.can_be_cut(at, tuple(one.shape)),
+                shape=tuple(variable.shape),
+                dtype=str(variable.dtype),
+                item_bytes=np.dtype(str(variable.dtype)).itemsize,
+                can_be_cut=self._state.can_be_cut(at, tuple(variable.shape)),
             )
-            for at, one in enumerate(self._variables)
+            for at, variable in enumerate(self._variables)
         ]
         shares = shares_of(held, len(self._servers))
         if self._settings.memory is not None:
@@ -156,20 +156,22 @@ class ServedModel:
         generation = secrets.randbits(63)
         questions = {at: self._share(share, generation, done, version) for at, share in enumerate(shares)}
         # The first server last: it decides for all, so it must not serve before the others hold their shares.
-        self._servers.ask({at: one for at, one in questions.items() if at})
+        self._servers.ask({at: question for at, question in questions.items() if at})
         self._servers.ask({0: questions[0]})
 
     def _share(
         self, parts: tuple[VariablePart, ...], generation: int, done: DoneSet, version: int
     ) -> tuple[Any, bytes]:
         """Return the message and the frame that give a server these parts of the model."""
-        arrays = [plain_value(one) for one in self._variables]
-        slots = {part.variable: [plain_value(one) for one in self._state.of_each[part.variable]] for part in parts}
+        arrays = [plain_value(variable) for variable in self._variables]
+        slots = {
+            part.variable: [plain_value(variable) for variable in self._state.of_each[part.variable]] for part in parts
+        }
         frame = frame_of(
             [
                 *(_cut(arrays[part.variable], part) for part in parts),
-                *(plain_value(one) for one in self._state.common),
-                *(_cut(one, part) for part in parts for one in slots[part.variable]),
+                *(plain_value(variable) for variable in self._state.common),
+                *(_cut(slot, part) for part in parts for slot in slots[part.variable]),
             ]
         )
         settings = self._settings
@@ -187,16 +189,16 @@ class ServedModel:
         cut = m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
         replies = self._values(self._servers.ask_all(cut))
         # Variables of no part come from every server. Those of the first count, which decides: they are assigned last.
-        for (said, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):
+        for (answer, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):
             self._take_all(parts, frame)
-            self.version = said.version
+            self.version = answer.version
         done: DoneSet = replies[0][0].done
         return done
 
     def _take_all(self, parts: tuple[VariablePart, ...], frame: memoryview) -> None:
         values = [(part, self._variables[part.variable]) for part in parts]
-        slots = [(part, one) for part in parts for one in self._state.of_each[part.variable]]
-        common = [(None, one) for one in self._state.common]
+        slots = [(part, variable) for part in parts for variable in self._state.of_each[part.variable]]
+        common = [(None, variable) for variable in self._state.common]
         _assign([*values, *common, *slots], frame)
 
     def finish(self, why: str) -> None:
@@ -206,8 +208,8 @@ class ServedModel:
         """
         finish = m.Finish(serial=0, generation=self.generation, why=why)
         self._servers.tell_all(finish)
-        said, _ = self._servers.ask({0: (finish, b"")})[0]
-        if said.code == "moved":
+        answer, _ = self._servers.ask({0: (finish, b"")})[0]
+        if answer.code == "moved":
             raise MovedError
 
     # --- steps ---
@@ -228,7 +230,7 @@ class ServedModel:
 
     @staticmethod
     def _values(replies: Sequence[Reply]) -> Sequence[Reply]:
-        if any(isinstance(said, m.Taken) for said, _ in replies):
+        if any(isinstance(answer, m.Taken) for answer, _ in replies):
             raise MovedError
         return replies
 
@@ -240,29 +242,29 @@ class ServedModel:
         refused, self._refused = self._refused, None
         pushed = {at: self._push(at, lease, gradients, refused) for at in range(len(self._servers))}
         # The first server last: once it has decided, the others can apply the gradients even if this worker is gone.
-        held = self._servers.ask({at: one for at, one in pushed.items() if at})
-        if any(said.code != "held" for said, _ in held.values()):
+        held = self._servers.ask({at: question for at, question in pushed.items() if at})
+        if any(answer.code != "held" for answer, _ in held.values()):
             raise MovedError
-        said, _ = self._servers.ask({0: pushed[0]})[0]
-        if said.code == "moved":
+        answer, _ = self._servers.ask({0: pushed[0]})[0]
+        if answer.code == "moved":
             raise MovedError
-        if said.code != "applied":
+        if answer.code != "applied":
             self._refused = lease
-        self.over, self._heard_version = said.why, said.version
-        return said.code in ("applied", "repeated")
+        self.over, self._heard_version = answer.why, answer.version
+        return answer.code in ("applied", "repeated")
 
     def _push(self, at: int, lease: Lease, gradients: dict[int, Any], refused: Lease | None) -> tuple[Any, bytes]:
         """Return the message and the frame with a server's part of the gradients."""
         parts, arrays = [], list[Any]()
         for place, part in enumerate(self._shares[at]):
-            one = gradients.get(part.variable)
-            if isinstance(one, tuple):
-                rows = rows_between(one, part.start, part.start + part.shape[0])
+            gradient = gradients.get(part.variable)
+            if isinstance(gradient, tuple):
+                rows = rows_between(gradient, part.start, part.start + part.shape[0])
                 parts.append(PartGradient(place, len(rows[0])))
                 arrays += rows
-            elif one is not None:
+            elif gradient is not None:
                 parts.append(PartGradient(place, None))
-                arrays.append(_cut(one, part))
+                arrays.append(_cut(gradient, part))
         frame = frame_of(arrays)
         message = m.Push(
             serial=0, trainer=self._trainer, generation=self.generation, lease=lease, based_on=self.version,
@@ -298,14 +300,14 @@ def refuse_what_servers_cannot_hold(model: Any, optimizer: Any) -> None:
     """Raise SettingsError for equal names, constraints, several optimizers, or a loss that is scaled."""
     seen: dict[str, int] = {}
     for layer in model._flatten_layers(include_self=False):  # noqa: SLF001 - `layers` has the outer ones only
-        inner = {id(one) for below in layer._flatten_layers(include_self=False) for one in below.variables}  # noqa: SLF001
-        for variable in (one for one in layer.trainable_variables if id(one) not in inner):
+        inner = {id(variable) for below in layer._flatten_layers(include_self=False) for variable in below.variables}  # noqa: SLF001
+        for variable in (variable for variable in layer.trainable_variables if id(variable) not in inner):
             name = variable.path.rpartition("/")[0]
             if seen.setdefault(name, id(layer)) != id(layer):
                 raise _cannot_hold(
                     "layers and tables of different names", f'two that are called "{name}"', "Rename one."
                 )
-    if any(getattr(one, "constraint", None) is not None for one in model.trainable_variables):
+    if any(getattr(variable, "constraint", None) is not None for variable in model.trainable_variables):
         raise _cannot_hold(
             "variables without constraints", "some with", "Leave constraints out: servers would not apply them."
         )

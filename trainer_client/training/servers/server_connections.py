@@ -42,7 +42,9 @@ class ServerConnections:
         self.endpoints = tuple(endpoints)
         self._lost_timeout_s = lost_timeout_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets = [connect_dealer(self._context, one, keys, secrets.token_bytes(16)) for one in endpoints]
+        self._sockets = [
+            connect_dealer(self._context, endpoint, keys, secrets.token_bytes(16)) for endpoint in endpoints
+        ]
         self._poller = zmq.Poller()
         for socket in self._sockets:
             self._poller.register(socket, zmq.POLLIN)
@@ -67,33 +69,33 @@ class ServerConnections:
         for at, (message, frame) in questions.items():
             self._serial += 1
             asked[at] = _Question(self._sockets[at], replace(message, serial=self._serial), frame)
-        while waiting := {at: one for at, one in asked.items() if one.reply is None}:
+        while waiting := {at: question for at, question in asked.items() if question.reply is None}:
             if heed is not None:
                 heed()
             now_s = time.monotonic()
-            for at, one in waiting.items():
-                if now_s - one.began_s > self._lost_timeout_s:
+            for at, question in waiting.items():
+                if now_s - question.began_s > self._lost_timeout_s:
                     raise self._lost(at)
-                one.send(now_s)
+                question.send(now_s)
             self._poller.poll(50)
             for at, socket in enumerate(self._sockets):
                 for frames in read_waiting(socket):
                     self._take_in(frames, asked.get(at))
-            if any(one.has_moved() for one in asked.values()):
+            if any(question.has_moved() for question in asked.values()):
                 break
-        return {at: one.reply for at, one in asked.items() if one.reply is not None}
+        return {at: question.reply for at, question in asked.items() if question.reply is not None}
 
     @staticmethod
     def _take_in(frames: list[zmq.Frame], asked: _Question | None) -> None:
         try:
-            said = decode(frames[0].buffer)
+            answer = decode(frames[0].buffer)
         except ProtocolError:
             return
-        if isinstance(said, wire.Refused):
-            raise error_of(said, "parameter server")
+        if isinstance(answer, wire.Refused):
+            raise error_of(answer, "parameter server")
         # The answer to a question that was given up, or asked twice, may come late: its serial is of no question now.
-        if asked is not None and getattr(said, "serial", None) == asked.message.serial:
-            asked.reply = (said, frames[1].buffer if len(frames) > 1 else memoryview(b""))
+        if asked is not None and getattr(answer, "serial", None) == asked.message.serial:
+            asked.reply = (answer, frames[1].buffer if len(frames) > 1 else memoryview(b""))
 
     def tell_all(self, message: Any) -> None:
         """Send a message that is not answered to every server whose connection takes it."""

@@ -150,86 +150,89 @@ class ServerState:
 
     # --- what trainers say ---
 
-    def handle(self, asker: bytes, said: Message, now_s: float) -> list[Instruction]:
+    def handle(self, asker: bytes, message: Message, now_s: float) -> list[Instruction]:
         """Take in a message; return what is to be done, in order."""
         self._now_s = now_s
-        trainer = getattr(said, "trainer", None)
+        trainer = getattr(message, "trainer", None)
         if trainer in self._heard_s:
             self._heard_s[trainer] = now_s
-        handler = self._handlers.get(type(said))
-        return handler(self, asker, said) if handler is not None else []
+        handler = self._handlers.get(type(message))
+        return handler(self, asker, message) if handler is not None else []
 
-    def _look(self, asker: bytes, said: m.Look) -> list[Instruction]:
-        self._heard_s[said.trainer] = self._now_s
+    def _look(self, asker: bytes, message: m.Look) -> list[Instruction]:
+        self._heard_s[message.trainer] = self._now_s
         shown = m.Shown(
-            serial=said.serial, generation=self.generation, version=self.version, over=self.over, parts=self.parts
+            serial=message.serial, generation=self.generation, version=self.version, over=self.over, parts=self.parts
         )  # fmt: skip
         return [Answer(asker, shown)]
 
-    def _quit(self, _asker: bytes, said: m.Quit) -> list[Instruction]:
-        is_known = self._heard_s.pop(said.trainer, None) is not None
-        return [Tell(self._order("forget", trainer=said.trainer))] if self._is_first and is_known else []
+    def _quit(self, _asker: bytes, message: m.Quit) -> list[Instruction]:
+        is_known = self._heard_s.pop(message.trainer, None) is not None
+        return [Tell(self._order("forget", trainer=message.trainer))] if self._is_first and is_known else []
 
-    def _serve(self, asker: bytes, said: m.ServeShare) -> list[Instruction]:
+    def _serve(self, asker: bytes, message: m.ServeShare) -> list[Instruction]:
         """Hold the share that the chief gives, in place of all there was."""
-        if said.generation == self.generation:  # the answer was lost
-            return [self._taken(asker, said.serial, "serving")]
-        self.generation, self.version, self.parts, self.over = said.generation, said.version, said.parts, ""
+        if message.generation == self.generation:  # the answer was lost
+            return [self._taken(asker, message.serial, "serving")]
+        self.generation, self.version, self.parts, self.over = message.generation, message.version, message.parts, ""
         self._is_finishing = self.has_ended = False
-        self._staleness, self._most = said.staleness, said.most
-        self._applied = AppliedBatches(said.done)
+        self._staleness, self._most = message.staleness, message.most
+        self._applied = AppliedBatches(message.done)
         # What belonged to the share before is void: its cut and rate, gradients that are held, and trainers that wait.
         self._cut = self._rate = None
         dropped = [Drop(key) for key in self._take_held(lambda _key: True)]
         self._waits.clear()
         self._pulls.clear()
         self._end_at_most()  # the checkpoint may have reached the limit already
-        return [*dropped, Adopt(said.parts), self._taken(asker, said.serial, "serving")]
+        return [*dropped, Adopt(message.parts), self._taken(asker, message.serial, "serving")]
 
-    def _withdraw(self, asker: bytes, said: m.Withdraw) -> list[Instruction]:
-        return [*self._lose(), self._taken(asker, said.serial, "withdrawn")]
+    def _withdraw(self, asker: bytes, message: m.Withdraw) -> list[Instruction]:
+        return [*self._lose(), self._taken(asker, message.serial, "withdrawn")]
 
-    def _pull(self, asker: bytes, said: m.Pull) -> list[Instruction]:
+    def _pull(self, asker: bytes, message: m.Pull) -> list[Instruction]:
         """Answer with our values, or wait until they have all that the trainer knows of."""
-        if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
-            return [self._taken(asker, said.serial, "moved")]
+        if not self._is_of_now(message.generation) or message.trainer not in self._heard_s:
+            return [self._taken(asker, message.serial, "moved")]
         # We are behind the first server: these values would lack gradients that the trainer knows to be applied.
-        if said.at_least > self.version:
-            self._pulls[said.trainer] = (asker, said)
+        if message.at_least > self.version:
+            self._pulls[message.trainer] = (asker, message)
             return []
-        values = m.Values(serial=said.serial, version=self.version, done=None, nbytes=0)
+        values = m.Values(serial=message.serial, version=self.version, done=None, nbytes=0)
         return [Answer(asker, values, values=True)]
 
-    def _push(self, asker: bytes, said: m.Push) -> list[Instruction]:
+    def _push(self, asker: bytes, message: m.Push) -> list[Instruction]:
         """Hold the gradients, or, in the first server, apply or refuse them and order the others to apply."""
-        key = (said.trainer, said.lease)
+        key = (message.trainer, message.lease)
         instructions: list[Instruction] = []
         # The first server tells nobody of gradients that it refuses, so their trainer does, with its next push.
-        if said.refused is not None:
-            instructions += [Drop(one) for one in self._take_held(lambda one: one == (said.trainer, said.refused))]
-        code = self._judge(said)
+        if message.refused is not None:
+            instructions += [
+                Drop(held_key)
+                for held_key in self._take_held(lambda held_key: held_key == (message.trainer, message.refused))
+            ]
+        code = self._judge(message)
         self.counts[code] += 1
         if code == "held":
             self._held[key] = None
             instructions.append(Hold(key))
         if code == "applied":
-            instructions += [Apply(key), Tell(self._order("apply", trainer=said.trainer, lease=said.lease))]
-        return [*instructions, self._taken(asker, said.serial, code)]
+            instructions += [Apply(key), Tell(self._order("apply", trainer=message.trainer, lease=message.lease))]
+        return [*instructions, self._taken(asker, message.serial, code)]
 
-    def _judge(self, said: m.Push) -> str:
+    def _judge(self, message: m.Push) -> str:
         """Return what becomes of pushed gradients; if they are to be applied, count their batch."""
-        if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
+        if not self._is_of_now(message.generation) or message.trainer not in self._heard_s:
             return "moved"
         if not self._is_first:
             return "held"
         # Before `over`: a batch whose answer was lost is in the model, even if the run is over by now.
-        if self._applied.has(said.lease.epoch, said.lease.number):
+        if self._applied.has(message.lease.epoch, message.lease.number):
             return "repeated"
         if self.over:
             return "over"
-        if self.version - said.based_on > self._staleness:
+        if self.version - message.based_on > self._staleness:
             return "stale"
-        self._applied.add(said.lease.epoch, said.lease.number)
+        self._applied.add(message.lease.epoch, message.lease.number)
         self.version += 1
         self._end_at_most()
         return "applied"
@@ -241,16 +244,16 @@ class ServerState:
 
     # --- the learning rate ---
 
-    def _set_rate(self, asker: bytes, said: m.SetRate) -> list[Instruction]:
+    def _set_rate(self, asker: bytes, message: m.SetRate) -> list[Instruction]:
         """Use the rate from now on; the others hear of it with the next order."""
-        if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
-            return [self._taken(asker, said.serial, "moved")]
+        if not self._is_of_now(message.generation) or message.trainer not in self._heard_s:
+            return [self._taken(asker, message.serial, "moved")]
         # A message that was asked twice may come after a newer one: it must not bring the old rate back.
         trainer, serial = self._rate_set_by
-        is_late = said.trainer == trainer and said.serial < serial
+        is_late = message.trainer == trainer and message.serial < serial
         if not is_late:
-            self._rate_set_by = (said.trainer, said.serial)
-        return [*([] if is_late else self._go_by(said.rate)), self._taken(asker, said.serial, "set")]
+            self._rate_set_by = (message.trainer, message.serial)
+        return [*([] if is_late else self._go_by(message.rate)), self._taken(asker, message.serial, "set")]
 
     def _go_by(self, rate: float | None) -> list[Instruction]:
         if rate is None or rate == self._rate:
@@ -260,33 +263,33 @@ class ServerState:
 
     # --- checkpoints ---
 
-    def _save(self, asker: bytes, said: m.Save) -> list[Instruction]:
+    def _save(self, asker: bytes, message: m.Save) -> list[Instruction]:
         """Cut the share, in the first server, and order the others to; they answer when that order comes."""
-        if not self._is_of_now(said.generation):
-            return [self._taken(asker, said.serial, "moved")]
-        if self._cut is not None and self._cut[0] == said.cut:  # the answer was lost, or the order came first
-            return [self._saved(asker, said)]
+        if not self._is_of_now(message.generation):
+            return [self._taken(asker, message.serial, "moved")]
+        if self._cut is not None and self._cut[0] == message.cut:  # the answer was lost, or the order came first
+            return [self._saved(asker, message)]
         if not self._is_first:
-            self._waits = {said.cut: (asker, said)}
+            self._waits = {message.cut: (asker, message)}
             return []
-        self._applied.forget_before(said.settled)
-        self._cut = (said.cut, self.version, self._applied.done_set())
-        return [Cut(said.cut), Tell(self._order("cut", cut=said.cut)), self._saved(asker, said)]
+        self._applied.forget_before(message.settled)
+        self._cut = (message.cut, self.version, self._applied.done_set())
+        return [Cut(message.cut), Tell(self._order("cut", cut=message.cut)), self._saved(asker, message)]
 
-    def _saved(self, asker: bytes, said: m.Save) -> Answer:
+    def _saved(self, asker: bytes, message: m.Save) -> Answer:
         assert self._cut is not None
         _, version, done = self._cut
-        return Answer(asker, m.Values(serial=said.serial, version=version, done=done, nbytes=0), cut=said.cut)
+        return Answer(asker, m.Values(serial=message.serial, version=version, done=done, nbytes=0), cut=message.cut)
 
     # --- the end ---
 
-    def _finish(self, asker: bytes, said: m.Finish) -> list[Instruction]:
+    def _finish(self, asker: bytes, message: m.Finish) -> list[Instruction]:
         """Note that the run is over; the server ends once all trainers have heard so."""
-        if said.generation != self.generation != 0:  # a server without a share has to end, too
-            return [self._taken(asker, said.serial, "moved")]
-        self.over = self.over or said.why
+        if message.generation != self.generation != 0:  # a server without a share has to end, too
+            return [self._taken(asker, message.serial, "moved")]
+        self.over = self.over or message.why
         self._is_finishing = True
-        return [self._taken(asker, said.serial, "over")]
+        return [self._taken(asker, message.serial, "over")]
 
     def look(self, now_s: float) -> list[Instruction]:
         """Return what is to be done by the clock.
@@ -311,27 +314,27 @@ class ServerState:
 
     # --- what the first server says ---
 
-    def _obey(self, _asker: bytes, said: m.Order) -> list[Instruction]:
+    def _obey(self, _asker: bytes, message: m.Order) -> list[Instruction]:
         # Whatever the generation: a server that missed orders has to end, too, as nobody may be left to repeat this.
         """Carry out an order of the first server; if one was missed before it, stop serving."""
-        self.has_ended |= said.what == "end" and not self._is_first
-        if said.generation != self.generation or self._is_first or self.has_ended:
+        self.has_ended |= message.what == "end" and not self._is_first
+        if message.generation != self.generation or self._is_first or self.has_ended:
             return []
-        expected = self.version + 1 if said.what == "apply" else self.version
-        if said.version != expected:
+        expected = self.version + 1 if message.what == "apply" else self.version
+        if message.version != expected:
             return self._lose()
-        if said.what == "apply":
-            return [*self._go_by(said.rate), *self._apply_held(said)]
-        if said.what == "cut":
-            return [*self._go_by(said.rate), *self._take_cut(said.cut)]
-        if said.what == "forget":
-            self._heard_s.pop(said.trainer, None)
-            return [Drop(key) for key in self._take_held(lambda key: key[0] == said.trainer)]
+        if message.what == "apply":
+            return [*self._go_by(message.rate), *self._apply_held(message)]
+        if message.what == "cut":
+            return [*self._go_by(message.rate), *self._take_cut(message.cut)]
+        if message.what == "forget":
+            self._heard_s.pop(message.trainer, None)
+            return [Drop(key) for key in self._take_held(lambda key: key[0] == message.trainer)]
         return []  # an `agree` whose version is ours
 
-    def _apply_held(self, said: m.Order) -> list[Instruction]:
-        assert said.lease is not None
-        key = (said.trainer, said.lease)
+    def _apply_held(self, message: m.Order) -> list[Instruction]:
+        assert message.lease is not None
+        key = (message.trainer, message.lease)
         # Their trainer pushed them before it asked the first server; without them this server cannot follow.
         if key not in self._held:
             return self._lose()
@@ -341,7 +344,7 @@ class ServerState:
 
     def _answer_pulls(self) -> list[Instruction]:
         waits, self._pulls = self._pulls, {}
-        return [answer for asker, said in waits.values() for answer in self._pull(asker, said)]
+        return [answer for asker, message in waits.values() for answer in self._pull(asker, message)]
 
     def _take_cut(self, number: int) -> list[Instruction]:
         self._cut = (number, self.version, None)

@@ -87,7 +87,7 @@ class ParameterServer:
     def serve(self) -> None:
         """Serve until the run is over and the other servers know, or until one that is gone was given its time."""
         until_s = float("inf")
-        while not self.state.has_ended or (not self._has_told() and time.monotonic() < until_s):
+        while not self.state.has_ended or (not self._are_orders_sent() and time.monotonic() < until_s):
             self._router.poll(_SOON_MS if self._brakes.are_on() or self._unread.is_behind() else _LOOK_MS)
             now_s = time.monotonic()
             if self.state.has_ended:  # a server that is not there is not waited for
@@ -129,29 +129,32 @@ class ParameterServer:
 
     def _take_in(self, asker: bytes, frames: list[zmq.Frame], now_s: float) -> bool:
         """Take in a message; return whether it was of any use."""
-        said = self._read(asker, frames)
-        if said is None:
+        message = self._read(asker, frames)
+        if message is None:
             return False
-        turned_away = self._guard.turn_away(self._guard.key_of(frames[0]), said)
+        turned_away = self._guard.turn_away(self._guard.key_of(frames[0]), message)
         if turned_away is not None:
             self._send(asker, encode(turned_away))
             return False
         payload = frames[2].buffer if len(frames) == 3 else memoryview(b"")
         # The message says how long its frame is; with another one it cannot be carried out.
-        if getattr(said, "nbytes", 0) != payload.nbytes:
+        if getattr(message, "nbytes", 0) != payload.nbytes:
             return False
         try:
-            gradients = self._gradients(said, payload)
+            gradients = self._gradients(message, payload)
             # A share is tried out before it is decided on: one that we cannot hold must not replace the old one.
-            if isinstance(said, m.ServeShare) and said.generation != self.state.generation:
-                self._store.adopt(said.parts, payload)
+            if isinstance(message, m.ServeShare) and message.generation != self.state.generation:
+                self._store.adopt(message.parts, payload)
         except ProtocolError as error:
             self._log.warning("gradients or a share are refused", error=str(error))
             self._send(asker, encode(_refusal(error)))
             return False
-        instructions = self.state.handle(asker, said, now_s)
+        instructions = self.state.handle(asker, message, now_s)
         self._carry_out(instructions, gradients)
-        return any(not isinstance(one, Answer) or isinstance(one.message, m.Values) for one in instructions)
+        return any(
+            not isinstance(instruction, Answer) or isinstance(instruction.message, m.Values)
+            for instruction in instructions
+        )
 
     def _read(self, asker: bytes, frames: list[zmq.Frame]) -> Message | None:
         """Return the message, or None if it is none; a peer of another version is told so."""
@@ -163,25 +166,25 @@ class ParameterServer:
             pass
         return None
 
-    def _gradients(self, said: Message, payload: memoryview) -> Gradients | None:
+    def _gradients(self, message: Message, payload: memoryview) -> Gradients | None:
         """Return the gradients of a push for this generation, or None if the message has none.
 
         Raise ProtocolError if they are not of this share. What is decided is always carried out, so gradients have to
         be checked before anything is decided.
         """
-        if isinstance(said, m.Push) and said.generation == self.state.generation:
-            gradients = self._store.read(said.parts, payload)
-            return gradients if said.is_step else None
+        if isinstance(message, m.Push) and message.generation == self.state.generation:
+            gradients = self._store.read(message.parts, payload)
+            return gradients if message.is_step else None
         return None
 
     # --- carrying out ---
 
     def _carry_out(self, instructions: list[Instruction], gradients: Gradients | None = None) -> None:
         """Send, queue and apply what was decided, in order."""
-        for one in instructions:
-            match one:
+        for instruction in instructions:
+            match instruction:
                 case Answer():
-                    self._answer(one)
+                    self._answer(instruction)
                 case Tell(message):
                     for _, orders in self._others:
                         # A server that is gone would gather one `agree` after another; any order has the version.
@@ -190,7 +193,7 @@ class ParameterServer:
                 case Adopt(parts):  # the store has done so already, in `_take_in`
                     self._log.info("a share is served", parts=len(parts), version=self.state.version)
                 case _:
-                    self._store.carry_out(one, gradients)
+                    self._store.carry_out(instruction, gradients)
 
     def _answer(self, answer: Answer) -> None:
         message = answer.message
@@ -214,7 +217,7 @@ class ParameterServer:
                     dealer.send(orders[0], zmq.DONTWAIT)
                     orders.popleft()
 
-    def _has_told(self) -> bool:
+    def _are_orders_sent(self) -> bool:
         return not any(orders for _, orders in self._others)
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Asynchronous(OneCopy):
     def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:
         super().__init__("async", devices, *places_of_variables(variables, devices, asynchronous=True))
         self._times = 1.0 if sums else 1 / len(devices)
-        self.said += "" if sums else f"; gradients times 1/{len(devices)}"
+        self.choice += "" if sums else f"; gradients times 1/{len(devices)}"
 
     def prepare_optimizer(self, model: Any) -> None:
         """Prepare for the optimizer; raise SettingsError for a model whose forward pass changes variables."""
@@ -104,7 +104,7 @@ class _Tower:
     def _computed(self, element: Any) -> Contribution:
         with self._tracing, tf.device(self._device):  # Python runs while TensorFlow traces, and only then
             part = self._compute(element)
-            return part._replace(gradients=[times(one, self._times) for one in part.gradients])
+            return part._replace(gradients=[times(gradient, self._times) for gradient in part.gradients])
 
 
 class _AllTowers:
@@ -130,14 +130,14 @@ class _AllTowers:
         if elements is not self._elements:
             self._elements, self._outcomes = elements, [None] * len(self._towers)
         self._train_those_left()
-        outcome = _together([one for one in self._outcomes if one is not None])
+        outcome = _together([outcome for outcome in self._outcomes if outcome is not None])
         if outcome[2] != NOT_FINITE:
             self._elements = None  # let go of it, as it lies in the feed's slots
         return tf.constant(outcome, tf.float32)
 
     def _train_those_left(self) -> None:
         """Train the towers whose batch is not settled yet; all threads have ended when this returns or raises."""
-        left = [at for at, one in enumerate(self._outcomes) if one is None or one[2] == NOT_FINITE]
+        left = [at for at, outcome in enumerate(self._outcomes) if outcome is None or outcome[2] == NOT_FINITE]
         running = {at: self._threads.submit(self._towers[at].train, self._elements[at], self._applying) for at in left}
         # Wait for all before the first error is raised: no thread may change variables once this has ended.
         wait(running.values())
@@ -162,7 +162,7 @@ def _together(outcomes: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _refuse_statistics(model: Any) -> None:
-    names = [one.path for one in statistics_of(model)]
+    names = [variable.path for variable in statistics_of(model)]
     if names:
         raise SettingsError(
             expected="a model of which only gradients change variables",

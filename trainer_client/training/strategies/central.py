@@ -12,7 +12,7 @@ from trainer_client.training.loop.traced_step import TracedStep
 from trainer_client.training.strategies.choosing.variable_devices import VariablesOn, places_of_variables
 from trainer_client.training.strategies.one_copy import OneCopy
 from trainer_client.training.strategies.towers.compiled import contribution_of
-from trainer_client.training.strategies.towers.gradients import Towers, times_said
+from trainer_client.training.strategies.towers.gradients import Towers, times_phrase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class Central(OneCopy):
     def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:
         super().__init__("central", devices, *places_of_variables(variables, devices))
         self._times = float(len(devices)) if sums else 1.0
-        self.said += times_said(self._times)
+        self.choice += times_phrase(self._times)
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """Return the step of all towers as a graph."""
@@ -57,15 +57,15 @@ class Central(OneCopy):
 
     def _together(self, made: Sequence[Contribution]) -> Contribution:
         """Return the towers' contributions as one: loss and gradients by weight, statistics by rows."""
-        weight, rows = tf.add_n([one.weight for one in made]), tf.add_n([one.rows for one in made])
-        parts = [tf.math.divide_no_nan(one.weight, weight) for one in made]
-        loss = tf.add_n([one.loss * part for one, part in zip(made, parts, strict=True)])
+        weight, rows = tf.add_n([tower.weight for tower in made]), tf.add_n([tower.rows for tower in made])
+        parts = [tf.math.divide_no_nan(tower.weight, weight) for tower in made]
+        loss = tf.add_n([tower.loss * part for tower, part in zip(made, parts, strict=True)])
         gradients = [
-            _sum_of(of_one, [part * self._times for part in parts])
-            for of_one in zip(*(one.gradients for one in made), strict=True)
+            _sum_of(values, [part * self._times for part in parts])
+            for values in zip(*(tower.gradients for tower in made), strict=True)
         ]
-        of_rows = [tf.math.divide_no_nan(one.rows, rows) for one in made]
-        statistics = [_mean_of(of_one, of_rows) for of_one in zip(*(one.statistics for one in made), strict=True)]
+        of_rows = [tf.math.divide_no_nan(tower.rows, rows) for tower in made]
+        statistics = [_mean_of(values, of_rows) for values in zip(*(tower.statistics for tower in made), strict=True)]
         return Contribution(loss, rows, weight, gradients, statistics)
 
 
@@ -76,14 +76,16 @@ def _sum_of(gradients: Sequence[Any], parts: Sequence[Any]) -> Any:
     """
     if gradients[0] is None:
         return None
-    if all(isinstance(one, tf.IndexedSlices) for one in gradients):
-        scaled = [one.values * tf.cast(part, one.dtype) for one, part in zip(gradients, parts, strict=True)]
-        indices = tf.concat([one.indices for one in gradients], 0)
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        scaled = [
+            gradient.values * tf.cast(part, gradient.dtype) for gradient, part in zip(gradients, parts, strict=True)
+        ]
+        indices = tf.concat([gradient.indices for gradient in gradients], 0)
         return tf.IndexedSlices(tf.concat(scaled, 0), indices, gradients[0].dense_shape)
-    return tf.add_n([one * tf.cast(part, one.dtype) for one, part in zip(gradients, parts, strict=True)])
+    return tf.add_n([gradient * tf.cast(part, gradient.dtype) for gradient, part in zip(gradients, parts, strict=True)])
 
 
 def _mean_of(values: Sequence[Any], parts: Sequence[Any]) -> Any:
     # A tower without rows may have statistics that are not finite. They count for nothing, but NaN times 0 is NaN.
     pairs = zip(values, parts, strict=True)
-    return tf.add_n([tf.math.multiply_no_nan(one, tf.cast(part, one.dtype)) for one, part in pairs])
+    return tf.add_n([tf.math.multiply_no_nan(value, tf.cast(part, value.dtype)) for value, part in pairs])

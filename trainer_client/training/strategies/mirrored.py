@@ -9,7 +9,7 @@ import tensorflow as tf
 from trainer_client.training.strategies.choosing.all_reduce import within_process
 from trainer_client.training.strategies.replicated import Replicated
 from trainer_client.training.strategies.towers.devices import kinds_of
-from trainer_client.training.strategies.towers.gradients import times_said
+from trainer_client.training.strategies.towers.gradients import times_phrase
 from trainer_client.training.strategies.worlds import refuse_cluster, refuse_other_world, refuse_queue
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Mirrored(Replicated):
         strategy = tf.distribute.MirroredStrategy(list(devices), _operations(taken.name))
         super().__init__(strategy, sums=sums)
         where = f"{len(devices)} replicas on {', '.join(devices)}"
-        self.said = f"mirrored: {where}; gradients by {taken}{times_said(self._times)}"
+        self.choice = f"mirrored: {where}; gradients by {taken}{times_phrase(self._times)}"
         self.judging = {"rank": 0}
         self.ranks = {"rank": 0, "replicas": len(devices), "world": len(devices)}
 

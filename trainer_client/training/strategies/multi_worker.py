@@ -25,7 +25,7 @@ from trainer_client.training.strategies.cluster import cluster_resolver
 from trainer_client.training.strategies.replicated import Replicated
 from trainer_client.training.strategies.towers.cluster_strategy import ClusterStrategy, refuse_uneven
 from trainer_client.training.strategies.towers.devices import devices_of_process, kinds_of
-from trainer_client.training.strategies.towers.gradients import times_said
+from trainer_client.training.strategies.towers.gradients import times_phrase
 from trainer_client.training.strategies.worlds import refuse_other_world, refuse_queue
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class MultiWorker(Replicated):
         self.ranks = {"rank": ranks.rank, "replicas": ranks.replicas, "world": ranks.world}
         self.judging = {"rank": place.rank, "world": place.world}
         where = f"process {place.rank} of {place.world}, {ranks.replicas} of {ranks.world} replicas"
-        self.said = f"multi-worker: {where}; gradients by {taken}{times_said(self._times)}"
+        self.choice = f"multi-worker: {where}; gradients by {taken}{times_phrase(self._times)}"
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return the scope in which variables are made; new ones have the chief's values in all processes."""
@@ -149,10 +149,12 @@ def _naming_the_lost(processes: int, gone: tuple[type[Exception], ...] = _GONE) 
         # An exchange that was aborted may have another class, and is known by its text.
         if not isinstance(error, gone) and "Collective ops is aborted" not in error.message:
             raise
-        said = [line for line in error.message.splitlines() if line.startswith(("Collective ops", "Additional GRPC"))]
+        reasons = [
+            line for line in error.message.splitlines() if line.startswith(("Collective ops", "Additional GRPC"))
+        ]
         raise LostError(
             expected=f"all {processes} processes of the run",
-            got=" ".join(said) or error.message.splitlines()[-1], where="--strategy multi-worker",
+            got=" ".join(reasons) or error.message.splitlines()[-1], where="--strategy multi-worker",
             remedy="Start all of them again: they go on from the newest checkpoint.",
         ) from error  # fmt: skip
 

@@ -32,7 +32,9 @@ class OneCopy:
         self._name = name
         self.ranks = {"rank": 0, "replicas": len(devices), "world": len(devices)}
         self.judging = {"rank": 0}
-        self.said = f"{name}: {len(devices)} towers on {', '.join(devices)}; variables on {', '.join(places)} ({taken})"
+        self.choice = (
+            f"{name}: {len(devices)} towers on {', '.join(devices)}; variables on {', '.join(places)} ({taken})"
+        )
         self._devices = devices
         #: Whether new variables are the optimizer's, which go beside the model's.
         self._is_model_built = False

@@ -53,7 +53,7 @@ class Replicated:
     writes = True
     agrees_to_stop = False
     #: See `Placement`.
-    said: str
+    choice: str
     ranks: dict[str, int]
     judging: dict[str, int]
 
@@ -82,7 +82,7 @@ class Replicated:
     def any_element(self, elements: Iterable[Any]) -> Any:
         """Return the spec of a step's element with open sizes, for one graph for all shapes."""
         spec = elements.element_spec  # type: ignore[attr-defined] # of rounds
-        return tf.nest.map_structure(lambda one: PerReplicaSpec(*[one] * len(self._devices())), spec)
+        return tf.nest.map_structure(lambda tensor_spec: PerReplicaSpec(*[tensor_spec] * len(self._devices())), spec)
 
     def for_all(self, element: Any) -> Any:
         """Return a step's element in which each replica here has this element."""
@@ -151,7 +151,7 @@ class Replicated:
         towers.refuse_different_here()
         # All replicas derived this from the same sums, so the first one's is that of all.
         tf.cond(self._first(may_apply), lambda: strategy.run(step.apply, (part, became)), lambda: None)
-        return tf.stack([self._first(one) for one in (part.loss, part.rows, became)]), self._first(counts)
+        return tf.stack([self._first(value) for value in (part.loss, part.rows, became)]), self._first(counts)
 
     def _world(self) -> int:
         return int(self._strategy.num_replicas_in_sync)
@@ -167,18 +167,19 @@ class Replicated:
         rows.
         """
         # A replica without rows may have statistics that are not finite. They count for nothing, but NaN * 0 is NaN.
-        of_rows = [tf.math.multiply_no_nan(tf.cast(one, tf.float32), part.rows) for one in part.statistics]
+        of_rows = [tf.math.multiply_no_nan(tf.cast(value, tf.float32), part.rows) for value in part.statistics]
         # All replicas have to sum the same tensors, so a missing gradient goes in as zeros, and out as None.
         having, gradients = towers.note(part.gradients)
         counts = tf.concat([having, [asked]], 0)
         loss, rows, weight, counts, *sums = _sum_of_all([*part[:3], counts, *gradients, *of_rows])
         gradients, of_rows = sums[: len(gradients)], sums[len(gradients) :]
         statistics = [
-            tf.cast(tf.math.divide_no_nan(total, rows), one.dtype)
-            for total, one in zip(of_rows, part.statistics, strict=True)
+            tf.cast(tf.math.divide_no_nan(total, rows), value.dtype)
+            for total, value in zip(of_rows, part.statistics, strict=True)
         ]
         own = [
-            None if was is None else times(one, self._times) for one, was in zip(gradients, part.gradients, strict=True)
+            None if was is None else times(gradient, self._times)
+            for gradient, was in zip(gradients, part.gradients, strict=True)
         ]
         return Contribution(loss, rows, weight, own, statistics), counts
 
@@ -219,15 +220,15 @@ def _sum_of_all(values: list[Any]) -> list[Any]:
     few to sum in.
     """
     replica = tf.distribute.get_replica_context()
-    wide = [_widened(one) for one in values]
+    wide = [_widened(value) for value in values]
     places: dict[Any, list[int]] = defaultdict(list)
-    for place, one in enumerate(wide):
-        places[one.dtype].append(place)
+    for place, value in enumerate(wide):
+        places[value.dtype].append(place)
     sums: list[Any] = [None] * len(values)
     for found in places.values():
         summed = replica.all_reduce(tf.distribute.ReduceOp.SUM, [wide[place] for place in found])
-        for place, one in zip(found, summed, strict=True):
-            sums[place] = _cast(one, values[place].dtype)
+        for place, total in zip(found, summed, strict=True):
+            sums[place] = _cast(total, values[place].dtype)
     return sums
 
 
@@ -238,7 +239,7 @@ def _widened(value: Any) -> Any:
 def _cast(value: Any, dtype: Any) -> Any:
     if value.dtype == dtype:
         return value
-    return of_values(value, lambda one: tf.cast(one, dtype))
+    return of_values(value, lambda part: tf.cast(part, dtype))
 
 
 def _sum_nothing(optimizer: Any) -> None:

@@ -32,7 +32,7 @@ class Single:
 
     def __init__(self, *, compiles_updates: bool = True) -> None:
         self._compiles_updates = compiles_updates
-        self.said, self.ranks, self.judging = "", dict[str, int](), {"rank": 0}
+        self.choice, self.ranks, self.judging = "", dict[str, int](), {"rank": 0}
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return a context that does nothing: variables need no scope."""

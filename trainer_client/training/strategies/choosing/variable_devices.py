@@ -26,7 +26,7 @@ def places_of_variables(
 
     The phrase has the reason, if it is not what was asked for. `gpu` falls back to the CPU if no tower is on a GPU.
     """
-    gpus = tuple(one for one in devices if one.startswith("GPU"))
+    gpus = tuple(device for device in devices if device.startswith("GPU"))
     taken, why = asked, ""
     if asked == "gpu" and not gpus:
         taken, why = "cpu", ", because no tower is on a GPU"

@@ -42,7 +42,7 @@ class _OnDevices(CollectiveAllReduceExtended):  # type: ignore[misc] # as above
 
     def _initialize_local_devices(self, _resolver: Any, worker: str) -> tuple[tuple[str, ...], str]:
         """Return the names of the chosen devices in the cluster, and their kind, as TensorFlow asks for."""
-        return tuple(f"{worker}/device:{one}" for one in self._chosen), self._chosen[0].partition(":")[0]
+        return tuple(f"{worker}/device:{device}" for device in self._chosen), self._chosen[0].partition(":")[0]
 
 
 def refuse_uneven(replicas: int, processes: int) -> None:

@@ -36,7 +36,7 @@ def devices_of_process(replicas: int | None) -> tuple[str, ...]:
 
 def kinds_of(devices: tuple[str, ...]) -> list[str]:
     """Return the kind of each device, CPU or GPU."""
-    return [one.partition(":")[0] for one in devices]
+    return [device.partition(":")[0] for device in devices]
 
 
 def _divide_cpu(parts: int) -> None:

@@ -27,7 +27,7 @@ _NAMED = 5
 def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> None:
     """Raise DataError for variables that differ between replicas; this is process `process` of `processes`."""
     variables = [each for each in (*model.variables, *model.optimizer.variables) if not _differs_by_design(each)]
-    digests = [[_digest(one) for one in strategy.experimental_local_results(each.value)] for each in variables]
+    digests = [[_digest(copy) for copy in strategy.experimental_local_results(each.value)] for each in variables]
     _refuse_odd("the replicas of this process", variables, digests)
     if processes > 1:
         # Each process fills its own column, so that one sum gives all hashes to all processes.

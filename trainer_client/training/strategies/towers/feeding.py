@@ -43,7 +43,7 @@ class Rounds:
         # The epoch ends at the first `take` of a round. It stands outside the generator, in which its StopIteration
         # would become a RuntimeError.
         batches = (take(), *(take() for _ in self._devices[1:]))
-        return self._together([put(one, on) for one, on in zip(batches, self._devices, strict=True)])
+        return self._together([put(batch, on) for batch, on in zip(batches, self._devices, strict=True)])
 
 
 def put(element: Any, device: str) -> Any:

@@ -14,7 +14,7 @@ from shared.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Towers", "of_values", "times", "times_said"]
+__all__ = ["Towers", "of_values", "times", "times_phrase"]
 
 
 class Towers:
@@ -34,11 +34,11 @@ class Towers:
 
         Return that as 1 or 0 for each variable, and all gradients, with zeros for the missing ones.
         """
-        having = [one is not None for one in gradients]
+        having = [gradient is not None for gradient in gradients]
         self._having.append(having)
         whole = [
-            tf.zeros_like(variable.value) if one is None else one
-            for one, variable in zip(gradients, self._model.trainable_variables, strict=True)
+            tf.zeros_like(variable.value) if gradient is None else gradient
+            for gradient, variable in zip(gradients, self._model.trainable_variables, strict=True)
         ]
         return tf.constant(having, tf.float32), whole
 
@@ -60,13 +60,13 @@ class Towers:
     def _refuse(self, odd: Sequence[int]) -> None:
         """Raise SettingsError, which says for each tower here of which odd variables it has a gradient."""
         names = {at: self._model.trainable_variables[at].path for at in odd}
-        said = [
+        towers = [
             f"tower {tower} has one for {', '.join(name for at, name in names.items() if having[at]) or 'none'}"
             for tower, having in enumerate(self._having)
         ]
         raise SettingsError(
             expected=f"gradients of the same variables in all towers, or in none: {', '.join(names.values())}",
-            got="; ".join(said), where="--model", remedy="Let the model compute the same on each replica.",
+            got="; ".join(towers), where="--model", remedy="Let the model compute the same on each replica.",
         )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def times(gradient: Any, factor: Any) -> Any:
     """Return the gradient multiplied by `factor`; None stays None."""
     if gradient is None or (isinstance(factor, int | float) and factor == 1):
         return gradient
-    return of_values(gradient, lambda one: one * tf.cast(factor, one.dtype))
+    return of_values(gradient, lambda values: values * tf.cast(factor, values.dtype))
 
 
 def of_values(gradient: Any, change: Callable[[Any], Any]) -> Any:
@@ -84,6 +84,6 @@ def of_values(gradient: Any, change: Callable[[Any], Any]) -> Any:
     return change(gradient)
 
 
-def times_said(factor: float) -> str:
+def times_phrase(factor: float) -> str:
     """Return a phrase on gradients that are multiplied by `factor`; empty for 1."""
     return "" if factor == 1 else f"; gradients times {factor:.0f}"

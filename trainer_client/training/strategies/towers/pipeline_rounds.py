@@ -37,5 +37,7 @@ class PipelineRounds:
     def __iter__(self) -> Iterator[Any]:
         elements = iter(self._elements)
         # The same iterator for each device, so that a round has consecutive elements; `strict` refuses one cut short.
-        for found in zip(*[elements for _ in self._devices], strict=True):
-            yield self._together([put(one, on) for one, on in zip(found, self._devices, strict=True)])
+        for elements_of_round in zip(*[elements for _ in self._devices], strict=True):
+            yield self._together(
+                [put(element, on) for element, on in zip(elements_of_round, self._devices, strict=True)]
+            )
