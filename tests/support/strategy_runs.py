@@ -23,7 +23,7 @@ import tensorflow as tf  # isort: skip
 from trainer_client import Until  # isort: skip
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder  # isort: skip
 from trainer_client.training.strategies.multi_worker import MultiWorker  # isort: skip
-from trainer_client.training.strategies.towers.cluster_strategy import refuse_uneven  # isort: skip
+from trainer_client.training.strategies.multi_worker import refuse_uneven  # isort: skip
 from trainer_client.training.loop.training_loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
 
 __all__ = ["FORM", "STEPS", "Spoken", "adam", "saved", "trained"]

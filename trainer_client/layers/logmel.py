@@ -1,7 +1,7 @@
 """Logarithmic mel bands of sound, by any of the conventions, a batch at once.
 
 Rules: each row counts only up to its own length; after that, and in masked rows, bands are zero. Numbers are float32
-whatever the model computes in, and within 1e-4 of those that the loaders' `logmel` makes of the same sound.
+whatever the model computes in, and within 1e-4 of the bands that the loaders' `logmel` makes of the same sound.
 """
 
 from __future__ import annotations
@@ -24,11 +24,22 @@ _FULL_SCALE = 2**15
 
 @keras.saving.register_keras_serializable(package="stoker")
 class LogMel(TableLayer):
-    """Layer that turns sound into logarithmic mel bands.
+    """Layer that turns sound into logarithmic mel bands, without weights of its own.
 
-    It takes sound `[rows, samples]`, float32 or int16, with the length of each row, and gives bands `[rows, frames,
-    bands]` with the number of frames of each row: `LogMel(rate=8000, convention="kaldi")(audio, audio_length)` gives
-    `(bands, frames)`.
+    Args:
+        name: The name of the layer.
+        dtype: As for any Keras layer; bands are float32 whatever it says.
+        **table: Settings of the loaders' `logmel`, such as `rate`, `bands` and `convention`.
+
+    Raises:
+        SettingsError: A setting is unknown or impossible.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from trainer_client.layers import LogMel
+        >>> bands, frames = LogMel(rate=8000, bands=40)(tf.zeros([2, 1600]), tf.constant([1600, 0]))
+        >>> bands.shape[2], int(frames[1])
+        (40, 0)
     """
 
     def __init__(self, *, name: str | None = None, dtype: Any = None, **table: Any) -> None:
@@ -42,7 +53,15 @@ class LogMel(TableLayer):
         self._filters = self._convention.filters(frames.fft, settings.rate, settings.bands, frames.edges_hz) * scale**2
 
     def call(self, audio: Any, audio_length: Any) -> tuple[Any, Any]:
-        """Return the bands, and the number of frames of each row."""
+        """Return the bands, and the number of frames of each row.
+
+        Args:
+            audio: Sound `[rows, samples]`, float32 or int16.
+            audio_length: How many samples each row has; 0 for a masked row.
+
+        Returns:
+            Bands `[rows, frames, bands]`, zero behind each row's own frames, and how many those are.
+        """
         length = tf.cast(audio_length, tf.int32)
         sound = self._extended(_as_floats(audio), length)
         bands = self._logarithms(self._energies(sound))
@@ -76,11 +95,9 @@ class LogMel(TableLayer):
         return tf.matmul(tf.square(tf.math.real(spectrum)) + tf.square(tf.math.imag(spectrum)), self._filters)
 
     def _without_mean(self, windows: Any, sound: Any) -> Any:
-        """Return frames less their means, with pre-emphasis.
-
-        Pre-emphasis is linear, so it may be applied to the whole sound, and the mean of a frame times 1 - EMPHASIS be
-        subtracted afterwards. Only a frame's first sample comes out otherwise, and the taper is zero there.
-        """
+        """Return frames less their means, with pre-emphasis."""
+        # Pre-emphasis is linear, so it may be applied to the whole sound, and the mean of a frame times 1 - EMPHASIS be
+        # subtracted afterwards. Only a frame's first sample comes out otherwise, and the taper is zero there.
         raised = sound - EMPHASIS * tf.pad(sound, [[0, 0], [1, 0]])[:, :-1]
         means = tf.reduce_mean(windows, axis=-1, keepdims=True)
         return tf.signal.frame(raised, self._frames.window, self._frames.hop) - (1 - EMPHASIS) * means

@@ -18,10 +18,8 @@ from trainer_client.arguments import (
     whole,
     wrong_usage,
 )
-from trainer_client.training.runs.model_module import model_module
-from trainer_client.training.strategies.choosing.all_reduce import ALL_REDUCES
-from trainer_client.training.strategies.choosing.variable_devices import VARIABLES_ON
-from trainer_client.training.strategies.options import HEEDED, StrategyOptions
+from trainer_client.training.runs.until import LoopSettings, Until
+from trainer_client.training.strategies.options import ALL_REDUCES, HEEDED, VARIABLES_ON, StrategyOptions
 from trainer_client.usage import USUAL_STALENESS, find_train_problem
 
 if TYPE_CHECKING:
@@ -238,30 +236,30 @@ def _add_strategy(command: argparse.ArgumentParser) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     refuse_usage(options, find_train_problem(options))
-    from trainer_client.training.runs.until import Until
     from trainer_client.training.train import TrainOrder, train
 
-    strategy = StrategyOptions(
-        name=options.strategy,
-        replicas=options.replicas,
-        all_reduce=options.all_reduce,
-        combine=options.combine,
-        variables=options.variables,
-        staleness=options.staleness,
-        pull_every=options.pull_every,
-        server_memory=options.server_memory,
-    )
+    given = {option: getattr(options, option) for option in _STRATEGY_OPTIONS}
+    strategy = StrategyOptions(name=options.strategy, **given)
     with wrong_usage(options):
         strategy.refuse_unheeded()
         until = Until(epochs=options.epochs, steps=options.steps, max_time_s=options.max_time)
         listening_of(options.metrics_listen, 0, options.metrics_token, insecure=options.insecure)
-    order = TrainOrder(
-        module=model_module(options, {}),
-        endpoint=options.feed,
+    order = TrainOrder.of(
+        options,
+        {},
         stream=options.stream,
-        keys=options.keys,
-        connect_timeout_s=options.timeout_seconds,
         strategy=strategy,
+        loop=LoopSettings(
+            until=until,
+            checkpoints=options.checkpoint,
+            keep=options.keep,
+            save_every_steps=options.save_every.get("steps"),
+            save_every_s=options.save_every["seconds"],
+            tell_every=options.log_every,
+            retries=options.retries,
+            xla=options.xla,
+            summaries=options.summaries,
+        ),
         judges=tuple(options.validate or ()),
         judge_every=options.validate_every or {"epochs": 1},
         export=options.export,
@@ -274,16 +272,5 @@ def _train(options: argparse.Namespace) -> int:
             "metrics_insecure": options.insecure,
         },
     )
-    train(
-        order,
-        until=until,
-        checkpoints=options.checkpoint,
-        keep=options.keep,
-        save_every_steps=options.save_every.get("steps"),
-        save_every_s=options.save_every["seconds"],
-        tell_every=options.log_every,
-        retries=options.retries,
-        xla=options.xla,
-        summaries=options.summaries,
-    )
+    train(order)
     return 0

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
-from trainer_client.training.checkpoints.variables import assign_values, plain_value
-from trainer_client.training.runs.noted import NotedMeans
-from trainer_client.training.runs.until import RunTotals
+from trainer_client.training.checkpoints.checkpoint_folder import Arrays, CheckpointFolder
+from trainer_client.training.checkpoints.variables import assign_arrays, plain_arrays
+from trainer_client.training.runs.until import NotedMeans, RunTotals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,10 +49,8 @@ class SavedRun:
     ) -> Path | None:
         """Commit one checkpoint, whole or not at all; return its path, or None in a process that does not write.
 
-        The cursor `feed` has to be taken together with the variables. All processes read their variables, because
-        reading may need all of them.
+        The cursor `feed` has to be taken together with the variables.
         """
-        arrays = {str(at): plain_value(variable) for at, variable in enumerate(_variables(model))}
         record = {
             "epoch": totals.epochs,
             "feed": feed,
@@ -64,6 +61,8 @@ class SavedRun:
         }
         if early_stop is not None:
             record["early_stop"] = early_stop.state()
+        # Read by all, though one writes: under a strategy, reading a variable may be an exchange of all processes.
+        arrays = plain_arrays(_variables(model))
         return self._folder.write(arrays, record) if self._writes else None
 
     def restore(
@@ -76,30 +75,31 @@ class SavedRun:
 
         Without one the feed goes to its beginning, and the model stays as it is.
         """
-        found = self._folder.read_last()
-        record: dict[str, Any] = {}
-        if found is None:
+        checkpoint = self._folder.read_last()
+        if checkpoint is None:
             session.cursor.rewind()
-        else:
-            arrays, record = found
-            session.cursor.restore(record["feed"])
-            assign_values(_variables(model), [arrays[str(at)] for at in range(len(arrays))])
-            session.note_saved(self._folder.newest_used, record.get("step", 0))
-        if early_stop is not None:
-            early_stop.restore(record.get("early_stop", {}))
-        done = {"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)}
-        return RunTotals.of(done), NotedMeans.of(record.get("noted", {}))
+            if early_stop is not None:
+                early_stop.restore({})
+            return RunTotals(), NotedMeans()
+        arrays, record = checkpoint
+        # The cursor first: one of another plan is refused before the model has changed.
+        session.cursor.restore(record["feed"])
+        totals = _take_in(model, early_stop, arrays, record)
+        session.note_saved(self._folder.newest_used, record.get("step", 0))
+        return totals, NotedMeans.of(record.get("noted", {}))
 
     def read(self, model: Any, early_stop: EarlyStop | None) -> RunTotals | None:
         """Restore the newest checkpoint, but not the feed's place; return its totals, or None if there is none."""
-        found = self._folder.read_last()
-        if found is None:
-            return None
-        arrays, record = found
-        assign_values(_variables(model), [arrays[str(at)] for at in range(len(arrays))])
-        if early_stop is not None:
-            early_stop.restore(record.get("early_stop", {}))
-        return RunTotals.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record["epoch"]})
+        checkpoint = self._folder.read_last()
+        return None if checkpoint is None else _take_in(model, early_stop, *checkpoint)
+
+
+def _take_in(model: Any, early_stop: EarlyStop | None, arrays: Arrays, record: Mapping[str, Any]) -> RunTotals:
+    """Restore variables and early stopping from a checkpoint, and return its totals."""
+    assign_arrays(_variables(model), arrays)
+    if early_stop is not None:
+        early_stop.restore(record.get("early_stop", {}))
+    return RunTotals.of_checkpoint(record)
 
 
 def _variables(model: Any) -> list[Any]:

@@ -13,11 +13,11 @@ import tensorflow as tf
 from shared.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["assign_values", "plain_value"]
+__all__ = ["assign_arrays", "assign_values", "plain_arrays", "plain_value"]
 
 
 def plain_value(variable: Any) -> NDArray[np.generic]:
@@ -27,6 +27,16 @@ def plain_value(variable: Any) -> NDArray[np.generic]:
     """
     value: NDArray[np.generic] = tf.convert_to_tensor(variable).numpy()
     return value if value.dtype.isbuiltin == 1 else value.astype(np.float32)
+
+
+def plain_arrays(variables: Sequence[Any]) -> dict[str, NDArray[np.generic]]:
+    """Return the values under their places, as the arrays of a checkpoint."""
+    return {str(at): plain_value(variable) for at, variable in enumerate(variables)}
+
+
+def assign_arrays(variables: Sequence[Any], arrays: Mapping[str, NDArray[np.generic]]) -> None:
+    """Assign what `plain_arrays` returned; raise DataError if the number of values, or a shape, differs."""
+    assign_values(variables, [arrays[str(at)] for at in range(len(arrays))])
 
 
 def assign_values(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> None:
@@ -39,10 +49,9 @@ def assign_values(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]
 
 def _another_model(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> DataError:
     """Return the error that names the first variable of another shape, or says how many values there are."""
-    pairs = zip(variables, arrays, strict=False)
     odd = [
         (place, variable, array)
-        for place, (variable, array) in enumerate(pairs)
+        for place, (variable, array) in enumerate(zip(variables, arrays, strict=False))
         if tuple(variable.shape) != array.shape
     ]
     expected, got = f"the model's {len(variables)} variables", f"{len(arrays)} values"

@@ -16,8 +16,8 @@ from shared.errors import EndedError, SettingsError
 from trainer_client.training.checkpoints.variables import plain_value
 from trainer_client.training.evaluating.evaluation_sums import Judged, digest_of_arrays, sums_of
 from trainer_client.training.evaluating.evaluator import Evaluator
-from trainer_client.training.runs.lines import judged_line
-from trainer_client.training.runs.run import JOB_ENDED, STEPS_DONE
+from trainer_client.training.runs.printed_lines import judged_line
+from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -25,8 +25,8 @@ from trainer_client.training.checkpoints.variables import assign_values, plain_v
 from trainer_client.training.loop.step import NOT_FINITE, TrainStep, refuse_own_train_step
 from trainer_client.training.loop.teller import Teller
 from trainer_client.training.runs.early_stop import EarlyStop
-from trainer_client.training.runs.noted import NotedMeans
-from trainer_client.training.runs.run import JOB_ENDED, progress_of
+from trainer_client.training.runs.run_loop import JOB_ENDED, progress_of
+from trainer_client.training.runs.until import NotedMeans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,27 +34,9 @@ if TYPE_CHECKING:
 
     from trainer_client.feed import Feed
     from trainer_client.training.loop.placement import Placement
-    from trainer_client.training.runs.until import Until
+    from trainer_client.training.runs.until import LoopSettings
 
-__all__ = ["BaseLoop", "LoopSettings", "TrainingData"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopSettings:
-    """Settings of a training loop: how far to train, when to save, and what to report."""
-
-    until: Until
-    checkpoints: Path
-    keep: int = 3
-    #: When to save within an epoch; None: not by steps, or not by time.
-    save_every_steps: int | None = None
-    save_every_s: float | None = 600.0
-    tell_every: int = 100
-    #: How often to retry a batch whose gradients are not finite.
-    retries: int = 10
-    xla: bool = False
-    #: The folder for summaries; None: write none.
-    summaries: Path | None = None
+__all__ = ["BaseLoop", "TrainingData"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +66,8 @@ class BaseLoop:
         self._session = session = data.feed._session
         self._model, self._data, self._placement, self._settings = model, data, placement, settings
         self._step = TrainStep(model, model.loss, model.optimizer)
-        any_shape = data.for_each_shape is None
-        self._take_step = placement.compiled(self._step, xla=settings.xla, any_shape=any_shape)
+        # A pipeline plans no shapes, so its graph has to take any.
+        self._take_step = placement.compiled(self._step, xla=settings.xla, any_shape=data.for_each_shape is None)
         self._callbacks = keras.callbacks.CallbackList(list(callbacks), model=model)
         #: What `fit` gives to callbacks as `params`; one that finds that the job was ended notes it there.
         self._params: dict[str, Any] = {"verbose": 0, "epochs": None, "steps": None}
@@ -100,6 +82,7 @@ class BaseLoop:
         self._log = Log("trainer", stream=session.stream)
         #: Rows when steps were last counted, and steps at the last checkpoint.
         self._rows = self._saved_steps = 0
+        #: When the last checkpoint was written, or the loop was made.
         self._saved_at_s = time.monotonic()
 
     @property
@@ -123,6 +106,7 @@ class BaseLoop:
         # Elements without samples have no gradients applied, but a forward pass may change what is not trained.
         state = self._model.non_trainable_variables
         before = [plain_value(variable) for variable in state]
+        # The largest goes first: one that does not fit into memory fails now, not in the middle of an epoch.
         for_each_shape(lambda element: self._take_step(self._placement.for_all(element)))
         assign_values(state, before)
 
@@ -164,13 +148,16 @@ class BaseLoop:
 
         Raise DataError after the last retry.
         """
+        # The same batch may do better: dropout draws anew, and a loss that is scaled is scaled less after each try.
         for attempt in range(1 + self._settings.retries):
             loss, rows, became = self._take_step(element).numpy().tolist()
             if became != NOT_FINITE:
                 return loss, int(rows), became
             epoch, batch = self._in_hand()
-            at = {"epoch": epoch, "batch": batch, "step": self._progress.steps}
-            self._log.warning("gradients are not finite", tries=attempt + 1, loss=loss, **at)
+            self._log.warning(
+                "gradients are not finite", tries=attempt + 1, loss=loss, epoch=epoch, batch=batch,
+                step=self._progress.steps,
+            )  # fmt: skip
         raise self._not_finite()
 
     def _in_hand(self) -> tuple[int, int]:
@@ -266,12 +253,12 @@ def _only_early_stop(callbacks: Sequence[Any]) -> EarlyStop | None:
 
     Raise SettingsError if there are several.
     """
-    found = [callback for callback in callbacks if isinstance(callback, EarlyStop)]
-    if len(found) > 1:
+    early_stops = [callback for callback in callbacks if isinstance(callback, EarlyStop)]
+    if len(early_stops) > 1:
         raise SettingsError(
-            expected="one EarlyStop at most", got=f"{len(found)}", where="--model, callbacks",
+            expected="one EarlyStop at most", got=f"{len(early_stops)}", where="--model, callbacks",
             remedy="Give all rules to one: EarlyStop(NoProgress(3), LevelledOff(4)).",
         )  # fmt: skip
-    for early_stop in found:
+    for early_stop in early_stops:
         early_stop.be_kept_by_checkpoint()
-    return found[0] if found else None
+    return early_stops[0] if early_stops else None

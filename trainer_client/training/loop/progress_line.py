@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from trainer_client.training.runs.lines import spell_time
+from trainer_client.training.runs.printed_lines import spell_time
 
 __all__ = ["Figures", "Rates", "Scope", "progress_line", "seconds_left"]
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from shared.logs import Log
 from trainer_client.training.loop.progress_line import Figures, Rates, Scope, progress_line, seconds_left
-from trainer_client.training.runs.noted import NotedMeans
 from trainer_client.training.runs.summaries import Summaries
+from trainer_client.training.runs.until import NotedMeans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from trainer_client.session.feed_session import FeedSession
-    from trainer_client.training.runs.progress import RunProgress
+    from trainer_client.training.runs.run_progress import RunProgress
     from trainer_client.training.runs.until import RunTotals
 
 __all__ = ["Teller"]

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import EndedError, RefusedError
 from trainer_client.tf import ctrl_c
-from trainer_client.training.loop.base_loop import BaseLoop, LoopSettings, TrainingData
-from trainer_client.training.runs.noted import NotedMeans
-from trainer_client.training.runs.run import JOB_ENDED, STEPS_DONE
+from trainer_client.training.loop.base_loop import BaseLoop, TrainingData
+from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
+from trainer_client.training.runs.until import LoopSettings, NotedMeans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

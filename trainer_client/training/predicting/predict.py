@@ -22,13 +22,13 @@ from shared.hashing import digest64
 from shared.logs import Log
 from shared.quick_import import quick_import
 from shared.system.closed_places import refuse_closed
-from trainer_client.connecting import connect
 from trainer_client.tf.element_structure import ElementStructure
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 from trainer_client.training.evaluating.evaluate import models_own, no_checkpoint
 from trainer_client.training.predicting.prediction_files import check_format, write_rows
 from trainer_client.training.predicting.prediction_parts import MASKED, SAMPLE, TAG, PredictionParts
-from trainer_client.training.runs.lines import finished_line, starting_line
+from trainer_client.training.runs.model_module import JobOrder
+from trainer_client.training.runs.printed_lines import finished_line, starting_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,20 +40,15 @@ if TYPE_CHECKING:
     from trainer_client.feed import Feed
     from trainer_client.training.checkpoints.checkpoint_folder import Arrays
     from trainer_client.training.predicting.prediction_parts import Finished
-    from trainer_client.training.runs.model_module import ModelModule
 
 __all__ = ["PredictOrder", "predict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictOrder:
+class PredictOrder(JobOrder):
     """The settings of the command line."""
 
-    module: ModelModule
-    endpoint: str
     stream: str
-    keys: str
-    connect_timeout_s: float
     checkpoints: Path
     #: The file for the outputs; None: they go to the module's `prediction_processor`.
     output: Path | None
@@ -66,7 +61,7 @@ def predict(order: PredictOrder) -> None:
     if order.output is not None:
         check_format(order.output)
         refuse_closed(order.output.parent, where="--output")
-    with _connect(order) as feed:
+    with order.connect(order.stream, work="predict", rank=0) as feed:
         run = _Prediction(order, feed, _sink(order, feed))
         finished = run.predict()
     if order.as_json:
@@ -78,24 +73,12 @@ def predict(order: PredictOrder) -> None:
     print(finished_line(totals, time.monotonic() - began_s), flush=True)
 
 
-def _connect(order: PredictOrder) -> Feed:
-    return connect(
-        order.endpoint,
-        stream=order.stream,
-        work="predict",
-        rank=0,
-        keys=order.keys,
-        connect_timeout_s=order.connect_timeout_s,
-    )
-
-
 class _Prediction:
     """One trainer's part in a prediction."""
 
     def __init__(self, order: PredictOrder, feed: Feed, sink: _Parts | _Processor) -> None:
         #: How many usable samples this trainer predicted.
         self.predicted = 0
-        self._order = order
         self._session = feed._session
         self._feed = feed
         self._sink = sink
@@ -142,7 +125,10 @@ class _Prediction:
             **{name: output[there] for name, output in outputs.items()},
         }
         if len(columns) != 3 + len(outputs):
-            raise _name_is_taken(outputs)
+            raise DataError(
+                expected=f"outputs with names other than {SAMPLE}, {TAG}, {MASKED}", got=", ".join(outputs),
+                where="the model", remedy="Give the model's outputs other names.",
+            )  # fmt: skip
         self.predicted += int(np.count_nonzero(~columns[MASKED]))
         self._sink.take(batch.number, columns)
 
@@ -163,13 +149,6 @@ def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
             expected="a stream with evaluation = true, and one sample in each row", got=got,
             where=f"--stream {order.stream}", remedy="Name a stream that is like it, with these settings changed.",
         )  # fmt: skip
-
-
-def _name_is_taken(outputs: dict[str, Any]) -> DataError:
-    return DataError(
-        expected=f"outputs with names other than {SAMPLE}, {TAG}, {MASKED}", got=", ".join(outputs),
-        where="the model", remedy="Give the model's outputs other names.",
-    )  # fmt: skip
 
 
 # --- what is predicted ---

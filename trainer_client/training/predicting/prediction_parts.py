@@ -131,8 +131,8 @@ class PredictionParts:
 
     def _is_of_something_else(self, name: str, expected: Any, got: Any) -> DataError:
         return DataError(
-            expected=f"outputs of {name} {_as_text(expected)}", got=f"some of {_as_text(got)} ({self.folder / _RECORD})",
-            where=f"--output {self.output}",
+            expected=f"outputs of {name} {_as_text(expected)}",
+            got=f"some of {_as_text(got)} ({self.folder / _RECORD})", where=f"--output {self.output}",
             remedy=f"Name another output; or remove {self.output.name} and {self.folder.name} to begin anew.",
         )  # fmt: skip
 

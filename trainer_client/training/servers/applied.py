@@ -1,7 +1,8 @@
 """The batches in the variables that parameter servers hold, as numbers of a stream in queue mode.
 
-Rules: pure. A number counts once, whoever was leased it and however often. What it costs grows with the numbers that
-are missing, not with those that are applied. What the coordinator knows to be settled is in the variables, or given up.
+Rules: pure. A number counts once, however often and to whichever workers it was leased. Memory grows with the numbers
+that are missing, not with those that are applied. What the coordinator knows to be settled is in the variables, or
+given up.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class AppliedBatches:
     """The applied batches of all epochs; one before `settled` that is not listed is whole."""
 
     def __init__(self, done: DoneSet) -> None:
+        # On the wire, each missing number stands as its distance from the one before.
         self._epochs = {
             epoch.epoch: _EpochApplied(epoch.fresh, set(accumulate(epoch.missing))) for epoch in done.epochs
         }

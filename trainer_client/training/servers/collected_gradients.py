@@ -1,22 +1,26 @@
 """A stand-in for the optimizer in a step whose gradients servers apply: it keeps them until they are pushed.
 
-Rules: gradients are clipped here, by the norm of all of them if the optimizer says so, because each server has only a
-share. If several steps are taken between pulls, the trainer's own copy goes on by its own gradients. It must not know
-servers.
+Rules: gradients are clipped here, by the norm of all of them if the optimizer does that, because each server has only a
+share. If several steps are taken between pulls, the trainer's own copy goes on by its own gradients. Of a table, a
+batch has gradients of few rows: they are kept as rows, each once, rising by number. It must not know servers.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
-
-from trainer_client.training.servers.merged_rows import merge_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["CollectedGradients"]
+    from numpy.typing import NDArray
+
+__all__ = ["CollectedGradients", "merge_rows", "rows_between"]
+
+#: Numbers of rows, and their values.
+Rows = tuple["NDArray[np.int64]", "NDArray[np.generic]"]
 
 
 class CollectedGradients:
@@ -49,20 +53,20 @@ class CollectedGradients:
             self._optimizer.apply([gradient for gradient, _ in known], [variable for _, variable in known])
 
     def _keep(self, at: int, gradient: Any, variable: Any) -> None:
-        # Buffers outlive the graph that is being traced, so they are made outside it, once for each variable.
         """Put a gradient into its buffer, which is made when the variable first has one."""
+        is_rows = isinstance(gradient, tf.IndexedSlices)
+        # Buffers outlive the graph that is being traced, so they are made outside it, once for each variable.
         with tf.init_scope():
-            if isinstance(gradient, tf.IndexedSlices):
-                if at not in self._rows:
-                    self._rows[at] = _buffer(tf.int64, (None,)), _buffer(variable.dtype, (None, *variable.shape[1:]))
-            elif at not in self._dense:
+            if is_rows and at not in self._rows:
+                self._rows[at] = _buffer(tf.int64, (None,)), _buffer(variable.dtype, (None, *variable.shape[1:]))
+            elif not is_rows and at not in self._dense:
                 self._dense[at] = _buffer(variable.dtype, tuple(variable.shape))
-        if isinstance(gradient, tf.IndexedSlices):
+        if is_rows:
             numbers, values = self._rows[at]
             numbers.assign(tf.cast(gradient.indices, tf.int64))
             values.assign(gradient.values)
-            return
-        self._dense[at].assign(gradient)
+        else:
+            self._dense[at].assign(gradient)
 
     def read(self) -> dict[int, Any]:
         """Return the last step's gradients by variable: an array, or row numbers and values, each row once."""
@@ -74,3 +78,21 @@ def _buffer(dtype: Any, shape: tuple[int | None, ...]) -> Any:
     # Rows are as many as the batch names, so their first dimension is open; it begins at 0.
     begin = tf.zeros([0 if size is None else size for size in shape], dtype)
     return tf.Variable(begin, trainable=False, shape=shape, validate_shape=None not in shape)
+
+
+def merge_rows(numbers: NDArray[np.integer], values: NDArray[np.generic]) -> Rows:
+    """Return rising row numbers and their values, each row once, with the values of repeated rows summed."""
+    if not len(numbers):
+        return numbers.astype(np.int64), values
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order].astype(np.int64)
+    # Where each run of equal numbers begins; `reduceat` sums from one beginning to the next.
+    first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    return ordered[first], np.add.reduceat(values[order], first, axis=0)
+
+
+def rows_between(rows: Rows, start: int, stop: int) -> Rows:
+    """Return the rows from `start` to `stop`, numbered from `start`."""
+    numbers, values = rows
+    begin, end = np.searchsorted(numbers, (start, stop))
+    return numbers[begin:end] - start, values[begin:end]

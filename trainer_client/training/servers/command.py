@@ -13,7 +13,6 @@ from shared.errors import SettingsError
 from shared.keys import ClientKeys, ServerKeys
 from shared.quick_import import quick_import
 from trainer_client.roles import role
-from trainer_client.training.runs.lines import serving_line
 from trainer_client.usage import USUAL_STALENESS
 
 if TYPE_CHECKING:
@@ -60,18 +59,19 @@ def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any]) -> No
     if not keys and not is_loopback(endpoint):
         raise SettingsError(
             expected="keys, or loopback addresses",
-            got=f"{endpoint} without keys: whoever reaches it could change the model",
+            got=f"{endpoint} without keys: anybody who reaches it could change the model",
             where="--strategy parameter-server",
             remedy="Name a folder of keys, made with `loader-server keys`: --keys.",
         )  # fmt: skip
-    shown = client_keys(keys)
-    pairs = (ServerKeys.read(keys, "trainer"), shown) if shown is not None else None
+    own_keys = client_keys(keys)
+    pairs = (ServerKeys.read(keys, "trainer"), own_keys) if own_keys is not None else None
+    # Only the first server gives orders, so only it needs to know the others.
     others = [f"tcp://{host}" for host in place.ps_hosts[1:]] if place.index == 0 else []
     server = ParameterServer(
         _bindable(endpoint), ShareStore(make_optimizer), is_first=place.index == 0, others=others, keys=pairs
     )
     try:
-        print(serving_line(place.index, len(place.ps_hosts), endpoint), flush=True)
+        print(f"SERVING: share {place.index + 1} of {len(place.ps_hosts)} at {endpoint}", flush=True)
         server.serve()
     finally:
         server.close()

@@ -22,19 +22,19 @@ from trainer_client.tf import ctrl_c
 from trainer_client.training.loop.base_loop import BaseLoop
 from trainer_client.training.loop.progress_line import Scope
 from trainer_client.training.loop.step import APPLIED
-from trainer_client.training.runs.noted import NotedMeans
-from trainer_client.training.runs.run import JOB_ENDED, STEPS_DONE
-from trainer_client.training.runs.until import RunTotals
+from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
+from trainer_client.training.runs.until import NotedMeans, RunTotals
 from trainer_client.training.servers.applied import merged
 from trainer_client.training.servers.collected_gradients import CollectedGradients
-from trainer_client.training.servers.optimizer_settings import OptimizerSettings
 from trainer_client.training.servers.served_model import MovedError, ServedModel
+from trainer_client.training.servers.served_optimizer import OptimizerSettings
 from trainer_client.training.strategies.single import Single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trainer_client.training.loop.base_loop import LoopSettings, TrainingData
+    from trainer_client.training.loop.base_loop import TrainingData
+    from trainer_client.training.runs.until import LoopSettings
     from trainer_client.training.servers.served_model import SharesSettings
     from trainer_client.training.servers.server_connections import ServerConnections
 
@@ -164,7 +164,7 @@ class ServedLoop(BaseLoop):
             self._set_rate()
 
     def _set_rate(self) -> None:
-        """Tell servers the learning rate that was set last, if they do not know it."""
+        """Send servers the learning rate that was set last, if they do not know it."""
         if self._rate is None:
             return
         try:
@@ -257,12 +257,11 @@ class ServedLoop(BaseLoop):
         """Join the servers, to which the chief may have to give shares first, and begin the run from there."""
         self._saved.begin()
         self._model.stop_training = False
-        there = RunTotals(epochs=self._session.cursor.at.epoch)
         if self._worker.is_chief:
             there = self._begin_as_chief()
         else:
             self._follow_chief(interruption)
-            there = replace(there, steps=self._served.version)
+            there = RunTotals(steps=self._served.version)
         self._is_joined = True
         self._params[STEPS_DONE] = there.steps
         there = replace(there, epochs=self._session.cursor.at.epoch)
@@ -319,6 +318,7 @@ class ServedLoop(BaseLoop):
 
     def _join(self, interruption: ctrl_c.Interruption) -> bool:
         """Join servers that have moved; return whether the queue is elsewhere now."""
+        # Whatever was pulled is of another generation: gradients computed from it would be refused.
         self._since_pull = None
         is_elsewhere = self._join_as_chief(interruption) if self._worker.is_chief else self._follow_chief(interruption)
         self._progress.go_back(epochs=self._session.cursor.at.epoch, steps=self._served.version)
@@ -339,6 +339,7 @@ class ServedLoop(BaseLoop):
         """Have the step collect its gradients, as the servers have the optimizer."""
         model = self._model
         self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
+        # Between pulls the worker's own copy goes on by its own gradients; with a pull before each step none is left.
         goes_on = self._worker.pull_every > 1
         self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=goes_on)
         self._step.optimizer = self._kept
@@ -386,13 +387,11 @@ class ServedLoop(BaseLoop):
         if cut is None:
             return False
         with self._timed("checkpoint"):
-            totals = replace(self._totals(), steps=self._served.version)
+            epochs, steps = self._session.cursor.at.epoch, self._served.version
+            totals = replace(self._progress.totals, epochs=epochs, steps=steps)
             written = self._saved.commit(self._model, cut, totals, self._noted, self._early_stop)
-        self._note_saved(written, self._served.version)
+        self._note_saved(written, steps)
         return True
-
-    def _totals(self) -> RunTotals:
-        return replace(self._progress.totals, epochs=self._session.cursor.at.epoch)
 
 
 def _heed(interruption: ctrl_c.Interruption) -> None:

@@ -18,10 +18,10 @@ from shared.errors import LostError, SettingsError
 from shared.wire.parts import DoneSet, PartGradient, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.checkpoints.variables import plain_value
-from trainer_client.training.servers.merged_rows import rows_between
-from trainer_client.training.servers.optimizer_variables import OptimizerVariables
+from trainer_client.training.servers.collected_gradients import rows_between
+from trainer_client.training.servers.row_shares import HeldVariable, refuse_too_little_memory, shares_of
+from trainer_client.training.servers.served_optimizer import OptimizerVariables
 from trainer_client.training.servers.share_store import frame_of, split_frame
-from trainer_client.training.servers.shares import HeldVariable, refuse_too_little_memory, shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +53,8 @@ class ServedModel:
     """A built model and its optimizer, whose trained variables and state servers hold."""
 
     def __init__(self, model: Any, optimizer: Any, servers: ServerConnections, settings: SharesSettings) -> None:
-        #: The version of the values that were pulled, and the newest that was heard of.
+        #: The version of the values that were pulled, and the newest that was heard of. A pull asks for the latter at
+        #: least: a server that is behind the first would lack gradients that this trainer knows to be applied.
         self.version = self._heard_version = 0
         #: The generation that was joined; 0: none.
         self.generation = 0
@@ -131,10 +132,16 @@ class ServedModel:
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate for all that anybody pushes from now on; raise MovedError if servers moved."""
-        message = m.SetRate(serial=0, trainer=self._trainer, generation=self.generation, rate=rate)
-        answer, _ = self._servers.ask({0: (message, b"")})[0]
+        # To the first server alone, whose orders bring the rate to the others together with the batches.
+        self._ask_first(m.SetRate(serial=0, trainer=self._trainer, generation=self.generation, rate=rate))
+
+    def _ask_first(self, message: Any, frame: bytes = b"") -> m.Taken:
+        """Return the first server's answer; raise MovedError if it has another generation, or none."""
+        answer, _ = self._servers.ask({0: (message, frame)})[0]
         if answer.code == "moved":
             raise MovedError
+        taken: m.Taken = answer
+        return taken
 
     def serve(self, done: DoneSet, version: int) -> None:
         """Give every server its share of the model as it is; `done` is the batches that are applied to it.
@@ -187,30 +194,30 @@ class ServedModel:
         Epochs before `settled` are settled, so servers may forget them. Raise MovedError if servers have moved.
         """
         cut = m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
-        replies = self._values(self._servers.ask_all(cut))
-        # Variables of no part come from every server. Those of the first count, which decides: they are assigned last.
-        for (answer, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):
-            self._take_all(parts, frame)
-            self.version = answer.version
+        replies = self._ask_values(cut)
+        self._take_in(replies, has_slots=True)
+        self.version = replies[0][0].version
         done: DoneSet = replies[0][0].done
         return done
 
-    def _take_all(self, parts: tuple[VariablePart, ...], frame: memoryview) -> None:
-        values = [(part, self._variables[part.variable]) for part in parts]
-        slots = [(part, variable) for part in parts for variable in self._state.of_each[part.variable]]
+    def _take_in(self, replies: Sequence[Reply], *, has_slots: bool = False) -> None:
+        """Assign the servers' values to the model's variables; with `has_slots`, the optimizer's state follows them."""
         common = [(None, variable) for variable in self._state.common]
-        _assign([*values, *common, *slots], frame)
+        # Variables of no part come from every server. Those of the first count, which decides: they are assigned last.
+        for (_, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):
+            values = [(part, self._variables[part.variable]) for part in parts]
+            slots = [(part, variable) for part in parts for variable in self._state.of_each[part.variable]]
+            _assign([*values, *common, *(slots if has_slots else ())], frame)
 
     def finish(self, why: str) -> None:
         """End the run for everybody; raise MovedError if it goes on with another chief.
 
-        All servers are told, and the first tells them again, unless it dies before.
+        All servers get the message, and the first passes it on as well, unless it dies before.
         """
         finish = m.Finish(serial=0, generation=self.generation, why=why)
+        # To all: if the first died now, nobody would be left to tell the others, which would wait for ever.
         self._servers.tell_all(finish)
-        answer, _ = self._servers.ask({0: (finish, b"")})[0]
-        if answer.code == "moved":
-            raise MovedError
+        self._ask_first(finish)
 
     # --- steps ---
 
@@ -222,14 +229,13 @@ class ServedModel:
         pull = m.Pull(
             serial=0, trainer=self._trainer, generation=self.generation, at_least=self._heard_version
         )  # fmt: skip
-        replies = self._values(self._servers.ask_all(pull))
+        replies = self._ask_values(pull)
+        self._take_in(replies)
         self.version = self._heard_version = replies[0][0].version
-        common = [(None, variable) for variable in self._state.common]
-        for (_, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):  # as in `save`
-            _assign([*((part, self._variables[part.variable]) for part in parts), *common], frame)
 
-    @staticmethod
-    def _values(replies: Sequence[Reply]) -> Sequence[Reply]:
+    def _ask_values(self, message: m.Pull | m.Save) -> Sequence[Reply]:
+        """Return all servers' values; raise MovedError if some have none of this generation to give."""
+        replies = self._servers.ask_all(message)
         if any(isinstance(answer, m.Taken) for answer, _ in replies):
             raise MovedError
         return replies
@@ -245,12 +251,12 @@ class ServedModel:
         held = self._servers.ask({at: question for at, question in pushed.items() if at})
         if any(answer.code != "held" for answer, _ in held.values()):
             raise MovedError
-        answer, _ = self._servers.ask({0: pushed[0]})[0]
-        if answer.code == "moved":
-            raise MovedError
+        answer = self._ask_first(*pushed[0])
+        # The first server does not pass refusals on, so the others are to drop the gradients by the next push.
         if answer.code != "applied":
             self._refused = lease
         self.over, self._heard_version = answer.why, answer.version
+        # `repeated` is as good: the batch is in the model already, and its last worker died before it could report it.
         return answer.code in ("applied", "repeated")
 
     def _push(self, at: int, lease: Lease, gradients: dict[int, Any], refused: Lease | None) -> tuple[Any, bytes]:

@@ -48,6 +48,7 @@ class ServerConnections:
         self._poller = zmq.Poller()
         for socket in self._sockets:
             self._poller.register(socket, zmq.POLLIN)
+        #: That of the last question. Serials go on rising over all servers and questions, so a late answer is known.
         self._serial = 0
 
     def __len__(self) -> int:
@@ -126,7 +127,10 @@ class _Question:
         self.reply: Reply | None = None
         self.began_s = time.monotonic()
         self._socket = socket
-        self._frames = [encode(message), *([frame] if message_has_frame(message) else [])]
+        # These two are followed by a frame even if it is empty.
+        has_frame = isinstance(message, m.ServeShare | m.Push)
+        self._frames = [encode(message), *([frame] if has_frame else [])]
+        #: When to send it next, and how long to wait after that.
         self._again_s, self._pause_s = 0.0, _UNANSWERED_S
 
     def has_moved(self) -> bool:
@@ -143,8 +147,3 @@ class _Question:
             self._again_s = now_s + _NOT_UP_S
             return
         self._again_s, self._pause_s = now_s + self._pause_s, 2 * self._pause_s
-
-
-def message_has_frame(message: Any) -> bool:
-    """Return whether a frame follows the message."""
-    return isinstance(message, m.ServeShare | m.Push)

@@ -4,7 +4,7 @@ Rules, each with the interleaving behind it:
 - The first server decides for all, and tells the others in order: at a version each has applied the same batches.
 - The others have a batch's gradients before the first is asked: a worker that dies leaves no step half applied.
 - Gradients wait under their batch: the next ones of a quick worker may come before the order to apply the last.
-- A batch that is applied is not applied again, whoever brings it: its worker may have died before it reported it.
+- A batch that is applied is not applied again, whichever worker brings it: its own may have died before a report.
 - Values that are pulled have all that their trainer has pushed: a server that is behind answers once it is not.
 - A checkpoint is cut where the first says, so its variables and its batches agree without anybody waiting.
 - A trainer that was silent for long is forgotten, with its gradients that wait; if it comes back, it begins anew.
@@ -35,7 +35,7 @@ __all__ = [
 
 #: How long a trainer is silent before it is forgotten: longer than any step.
 _FORGOTTEN_S = 600.0
-#: How often the others are told the version even if nothing happens, so that one that missed an order notices it.
+#: How often the others get the version even if nothing happens, so that one that missed an order notices it.
 _AGREE_EVERY_S = 2.0
 #: How long a trainer is silent at the end of a run before it is not waited for: longer than most steps.
 _GONE_S = 60.0
@@ -114,7 +114,7 @@ Instruction = Answer | Adopt | Hold | Apply | ApplyHeld | Drop | AssignRate | Cu
 
 
 class ServerState:
-    """The state of one server; the first of all is told that it is."""
+    """The state of one server; `is_first` is the one that decides for all."""
 
     def __init__(self, *, is_first: bool) -> None:
         #: Names the shares that the chief gave out together; 0: this server serves none.
@@ -132,9 +132,11 @@ class ServerState:
         self._is_first = is_first
         #: How many versions old gradients may be, and after how many batches the run is over (0: never).
         self._staleness = self._most = 0
+        #: The batches in the variables; only the first server keeps this up to date, as it decides for all.
         self._applied = AppliedBatches(DoneSet((EpochDone(0, 0, ()),)))
         #: When each trainer was last heard.
         self._heard_s: dict[int, float] = {}
+        #: The time of the message in hand, and of the last `agree` to the other servers.
         self._now_s = self._agreed_s = 0.0
         #: Gradients that wait for the first server's order to apply them.
         self._held: dict[Key, None] = {}
@@ -151,7 +153,7 @@ class ServerState:
     # --- what trainers say ---
 
     def handle(self, asker: bytes, message: Message, now_s: float) -> list[Instruction]:
-        """Take in a message; return what is to be done, in order."""
+        """Take in a message; return what is to be done, in order. A message that is none of ours is ignored."""
         self._now_s = now_s
         trainer = getattr(message, "trainer", None)
         if trainer in self._heard_s:
@@ -167,6 +169,7 @@ class ServerState:
         return [Answer(asker, shown)]
 
     def _quit(self, _asker: bytes, message: m.Quit) -> list[Instruction]:
+        # Sent without waiting for an answer, so it may come twice, or of a trainer that was forgotten.
         is_known = self._heard_s.pop(message.trainer, None) is not None
         return [Tell(self._order("forget", trainer=message.trainer))] if self._is_first and is_known else []
 
@@ -180,18 +183,21 @@ class ServerState:
         self._applied = AppliedBatches(message.done)
         # What belonged to the share before is void: its cut and rate, gradients that are held, and trainers that wait.
         self._cut = self._rate = None
-        dropped = [Drop(key) for key in self._take_held(lambda _key: True)]
+        dropped = self._drop_held(lambda _key: True)
         self._waits.clear()
         self._pulls.clear()
         self._end_at_most()  # the checkpoint may have reached the limit already
         return [*dropped, Adopt(message.parts), self._taken(asker, message.serial, "serving")]
 
     def _withdraw(self, asker: bytes, message: m.Withdraw) -> list[Instruction]:
+        """Serve nothing until there is a share again, while the chief takes the queue back."""
+        # Otherwise a batch of the queue's new round would be applied to values that the checkpoint is about to
+        # replace, and would count as done.
         return [*self._lose(), self._taken(asker, message.serial, "withdrawn")]
 
     def _pull(self, asker: bytes, message: m.Pull) -> list[Instruction]:
         """Answer with our values, or wait until they have all that the trainer knows of."""
-        if not self._is_of_now(message.generation) or message.trainer not in self._heard_s:
+        if self._has_moved_from(message):
             return [self._taken(asker, message.serial, "moved")]
         # We are behind the first server: these values would lack gradients that the trainer knows to be applied.
         if message.at_least > self.version:
@@ -206,12 +212,10 @@ class ServerState:
         instructions: list[Instruction] = []
         # The first server tells nobody of gradients that it refuses, so their trainer does, with its next push.
         if message.refused is not None:
-            instructions += [
-                Drop(held_key)
-                for held_key in self._take_held(lambda held_key: held_key == (message.trainer, message.refused))
-            ]
+            instructions += self._drop_held(lambda held_key: held_key == (message.trainer, message.refused))
         code = self._judge(message)
         self.counts[code] += 1
+        # Under trainer and lease: a quick worker's next gradients come before the order to apply the last.
         if code == "held":
             self._held[key] = None
             instructions.append(Hold(key))
@@ -221,8 +225,11 @@ class ServerState:
 
     def _judge(self, message: m.Push) -> str:
         """Return what becomes of pushed gradients; if they are to be applied, count their batch."""
-        if not self._is_of_now(message.generation) or message.trainer not in self._heard_s:
+        # Of another generation: computed from variables that a restored checkpoint has replaced.
+        if self._has_moved_from(message):
             return "moved"
+        # The others hold gradients until the first server orders to apply them: a worker that dies between two servers
+        # leaves no step half applied.
         if not self._is_first:
             return "held"
         # Before `over`: a batch whose answer was lost is in the model, even if the run is over by now.
@@ -246,14 +253,16 @@ class ServerState:
 
     def _set_rate(self, asker: bytes, message: m.SetRate) -> list[Instruction]:
         """Use the rate from now on; the others hear of it with the next order."""
-        if not self._is_of_now(message.generation) or message.trainer not in self._heard_s:
+        if self._has_moved_from(message):
             return [self._taken(asker, message.serial, "moved")]
         # A message that was asked twice may come after a newer one: it must not bring the old rate back.
         trainer, serial = self._rate_set_by
-        is_late = message.trainer == trainer and message.serial < serial
-        if not is_late:
-            self._rate_set_by = (message.trainer, message.serial)
-        return [*([] if is_late else self._go_by(message.rate)), self._taken(asker, message.serial, "set")]
+        if message.trainer == trainer and message.serial < serial:
+            return [self._taken(asker, message.serial, "set")]
+        self._rate_set_by = (message.trainer, message.serial)
+        # Not sent to the others on its own: beside the orders, it could come before or after the batch that it came
+        # before here, and two servers would apply one batch at different rates.
+        return [*self._go_by(message.rate), self._taken(asker, message.serial, "set")]
 
     def _go_by(self, rate: float | None) -> list[Instruction]:
         if rate is None or rate == self._rate:
@@ -269,6 +278,8 @@ class ServerState:
             return [self._taken(asker, message.serial, "moved")]
         if self._cut is not None and self._cut[0] == message.cut:  # the answer was lost, or the order came first
             return [self._saved(asker, message)]
+        # The others cut where the first server's order comes, not now: they may be behind it, and then variables would
+        # have other batches than the checkpoint names.
         if not self._is_first:
             self._waits = {message.cut: (asker, message)}
             return []
@@ -294,8 +305,8 @@ class ServerState:
     def look(self, now_s: float) -> list[Instruction]:
         """Return what is to be done by the clock.
 
-        Trainers that were silent for too long are forgotten, the other servers are told the version, and the server
-        ends once every trainer that is left has heard that the run is over.
+        Trainers that were silent for too long are forgotten, the other servers get the version, and the server ends
+        once every trainer that is left has heard that the run is over.
         """
         if not (self._is_first or self._is_finishing):
             return []
@@ -315,13 +326,14 @@ class ServerState:
     # --- what the first server says ---
 
     def _obey(self, _asker: bytes, message: m.Order) -> list[Instruction]:
-        # Whatever the generation: a server that missed orders has to end, too, as nobody may be left to repeat this.
         """Carry out an order of the first server; if one was missed before it, stop serving."""
+        # Whatever the generation: a server that missed orders has to end, too, as nobody may be left to repeat this.
         self.has_ended |= message.what == "end" and not self._is_first
         if message.generation != self.generation or self._is_first or self.has_ended:
             return []
-        expected = self.version + 1 if message.what == "apply" else self.version
-        if message.version != expected:
+        # Each order has the version that it leads to. With a gap, this server has other batches than the first, and
+        # what it serves or saves would fit no checkpoint.
+        if message.version != self.version + (message.what == "apply"):
             return self._lose()
         if message.what == "apply":
             return [*self._go_by(message.rate), *self._apply_held(message)]
@@ -329,7 +341,7 @@ class ServerState:
             return [*self._go_by(message.rate), *self._take_cut(message.cut)]
         if message.what == "forget":
             self._heard_s.pop(message.trainer, None)
-            return [Drop(key) for key in self._take_held(lambda key: key[0] == message.trainer)]
+            return self._drop_held(lambda key: key[0] == message.trainer)
         return []  # an `agree` whose version is ours
 
     def _apply_held(self, message: m.Order) -> list[Instruction]:
@@ -349,23 +361,30 @@ class ServerState:
     def _take_cut(self, number: int) -> list[Instruction]:
         self._cut = (number, self.version, None)
         waits, self._waits = self._waits, {}
-        return [Cut(number), *(self._saved(*waits[number]) for _ in range(number in waits))]
+        # The order may come before the chief's question, which is then answered from the cut (see `_save`).
+        return [Cut(number), *([self._saved(*waits[number])] if number in waits else [])]
 
     def _lose(self) -> list[Instruction]:
         """Stop serving: an order was missed, or the chief is about to give other variables."""
         self.generation = 0
-        return [*(Drop(key) for key in self._take_held(lambda _key: True)), *self._answer_pulls()]
+        # Pulls that wait are answered, too: nothing would come that they wait for.
+        return [*self._drop_held(lambda _key: True), *self._answer_pulls()]
 
     # --- parts of answers ---
 
     def _is_of_now(self, generation: int) -> bool:
         return generation == self.generation != 0
 
-    def _take_held(self, is_meant: Callable[[Key], bool]) -> list[Key]:
-        found = [key for key in self._held if is_meant(key)]
-        for key in found:
+    def _has_moved_from(self, message: m.Pull | m.Push | m.SetRate) -> bool:
+        """Return whether the sender goes by another generation than ours, or was forgotten: it has to look again."""
+        return not self._is_of_now(message.generation) or message.trainer not in self._heard_s
+
+    def _drop_held(self, is_meant: Callable[[Key], bool]) -> list[Instruction]:
+        """Forget these gradients that wait, and return the instructions to drop them."""
+        keys = [key for key in self._held if is_meant(key)]
+        for key in keys:
             del self._held[key]
-        return found
+        return [Drop(key) for key in keys]
 
     def _taken(self, asker: bytes, serial: int, code: str) -> Answer:
         return Answer(asker, m.Taken(serial=serial, code=code, version=self.version, why=self.over))

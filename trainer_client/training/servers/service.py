@@ -79,6 +79,7 @@ class ParameterServer:
         self._aftermath, self._tidy_s = Aftermath(), 0.0
         port = port_of(self._router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._brakes = Brakes(lambda: [fd for fd, at in descriptors_by_port() if at == port])
+        #: The connection to each other server, and the orders that it could not send yet.
         self._others = [
             (connect_dealer(self._context, other, keys[1] if keys else None, secrets.token_bytes(16)), deque[bytes]())
             for other in others
@@ -112,6 +113,7 @@ class ParameterServer:
             for frames in read_waiting(self._router, _AT_ONCE):
                 count += 1
                 self._hear(frames, now_s)
+            # Between the messages: the other servers fall behind by what lies here, and their pulls wait for it.
             self._send_orders()
             if count - before < _AT_ONCE:
                 return False
@@ -147,7 +149,7 @@ class ParameterServer:
                 self._store.adopt(message.parts, payload)
         except ProtocolError as error:
             self._log.warning("gradients or a share are refused", error=str(error))
-            self._send(asker, encode(_refusal(error)))
+            self._send(asker, encode(refused("share", error.expected, error.got, error.remedy)))
             return False
         instructions = self.state.handle(asker, message, now_s)
         self._carry_out(instructions, gradients)
@@ -157,7 +159,7 @@ class ParameterServer:
         )
 
     def _read(self, asker: bytes, frames: list[zmq.Frame]) -> Message | None:
-        """Return the message, or None if it is none; a peer of another version is told so."""
+        """Return the message, or None if it is none; a peer of another version gets a refusal."""
         try:
             return decode(frames[1].buffer) if len(frames) > 1 else None
         except VersionError as error:
@@ -204,11 +206,11 @@ class ParameterServer:
         self._send(answer.to, encode(replace(message, nbytes=len(frame))), frame)
 
     def _send(self, to: bytes, *frames: bytes) -> None:
-        """Send an answer, unless the peer leaves others unread: it asks again once it reads."""
-        if not self._unread.reads(to):  # it asks again once it reads
+        """Send an answer, unless the peer leaves others unread, or is gone: it asks again once it reads."""
+        if not self._unread.reads(to):
             self._aftermath.note()
             return
-        self._unread.send(to, frames)  # unless it is gone; it asks again if it comes back
+        self._unread.send(to, frames)
 
     def _send_orders(self) -> None:
         for dealer, orders in self._others:
@@ -225,7 +227,3 @@ class ParameterServer:
         for socket in (self._router, *(dealer for dealer, _ in self._others)):
             socket.close(linger=_LINGER_MS)
         self._context.term()
-
-
-def _refusal(error: ProtocolError) -> Message:
-    return refused("share", error.expected, error.got, error.remedy)

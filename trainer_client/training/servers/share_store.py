@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import ProtocolError
-from trainer_client.training.servers.optimizer_variables import OptimizerVariables
+from trainer_client.training.servers.served_optimizer import OptimizerVariables
 from trainer_client.training.servers.server_state import Apply, ApplyHeld, AssignRate, Cut, Drop, Hold
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class ShareStore:
                 self.apply(self._held[key])
             case AssignRate(rate):
                 self._optimizer.learning_rate = rate
-                self._values = None
+                self._values = None  # the rate is one of the variables of no part, which values bring
             case Cut():
                 self._copy = frame_of([variable.numpy() for variable in self._all])
 

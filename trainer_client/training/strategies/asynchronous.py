@@ -19,10 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import SettingsError
-from trainer_client.training.loop.step import APPLIED, NOT_FINITE, NOTHING_TO_APPLY, statistics_of
-from trainer_client.training.loop.traced_step import TracedStep
-from trainer_client.training.strategies.choosing.variable_devices import VariablesOn, places_of_variables
-from trainer_client.training.strategies.one_copy import OneCopy
+from trainer_client.training.loop.step import APPLIED, NOT_FINITE, NOTHING_TO_APPLY, TracedStep, statistics_of
+from trainer_client.training.strategies.options import VariablesOn, places_of_variables
+from trainer_client.training.strategies.shared_copy import SharedCopy
 from trainer_client.training.strategies.towers.compiled import contribution_of
 from trainer_client.training.strategies.towers.gradients import times
 
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["Asynchronous"]
 
 
-class Asynchronous(OneCopy):
+class Asynchronous(SharedCopy):
     """Asynchronous towers on these devices, such as GPU:0 and GPU:1.
 
-    Gradients are divided by the number of towers, so that a round moves the variables about as far as one step of them
-    all would; with `sums`, they are not.
+    Gradients are divided by the number of towers, so that a round moves the variables about as far as one step of all
+    towers would; with `sums`, they are not.
     """
 
     def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:

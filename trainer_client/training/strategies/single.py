@@ -11,7 +11,7 @@ from shared.errors import SettingsError
 from trainer_client.tf.dataset import make
 from trainer_client.tf.element_structure import ElementStructure
 from trainer_client.tf.pipelines.one_for_each import OneForEach
-from trainer_client.training.loop.traced_step import TracedStep
+from trainer_client.training.loop.step import TracedStep
 from trainer_client.training.strategies.towers.compiled import contribution_of
 
 if TYPE_CHECKING:

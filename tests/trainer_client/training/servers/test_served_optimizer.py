@@ -12,7 +12,7 @@ from shared.quick_import import quick_import
 with quick_import():
     import keras
 
-from trainer_client.training.servers.optimizer_settings import OptimizerSettings
+from trainer_client.training.servers.served_optimizer import OptimizerSettings
 
 
 class Unsaved(keras.optimizers.schedules.LearningRateSchedule):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer_client.training.servers.merged_rows import merge_rows, rows_between
+from trainer_client.training.servers.collected_gradients import merge_rows, rows_between
 
 
 def test_a_row_that_is_named_several_times_has_the_sum():

@@ -10,9 +10,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainer_client.training.runs.agreed_time import AgreedTime
-from trainer_client.training.runs.lines import finished_line, starting_line
-from trainer_client.training.runs.until import RunTotals
+from trainer_client.training.runs.printed_lines import finished_line, starting_line
+from trainer_client.training.runs.until import AgreedTime, RunTotals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import EndedError, SettingsError
-from trainer_client.training.runs.noted import NotedMeans
-from trainer_client.training.runs.progress import RunProgress
-from trainer_client.training.runs.until import RunTotals
+from trainer_client.training.runs.run_progress import RunProgress
+from trainer_client.training.runs.until import NotedMeans, RunTotals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
