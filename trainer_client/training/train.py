@@ -139,7 +139,7 @@ def placement_of(options: StrategyOptions) -> Placement:
         from trainer_client.training.strategies.mirrored import Mirrored
         from trainer_client.training.strategies.multi_worker import MultiWorker
         from trainer_client.training.strategies.single import Single
-        from trainer_client.training.strategies.towers.devices import tower_devices
+        from trainer_client.training.strategies.towers.feeding import tower_devices
     of_towers: dict[str, Any] = {"mirrored": Mirrored, "central": Central, "async": Asynchronous}
     # A strategy heeds one of both at most: the other was refused when the options were read.
     choice, sums = options.all_reduce or options.variables or "auto", options.combine == "sum"

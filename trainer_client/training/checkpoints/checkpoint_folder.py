@@ -99,7 +99,7 @@ class CheckpointFolder:
                 _write(file, arrays, record)
                 file.flush()
                 os.fsync(file.fileno())
-        except Exception as error:
+        except Exception as error:  # whatever it is, no draft stays behind
             temporary.unlink(missing_ok=True)
             _raise_in_our_words(error, self._folder)
             raise

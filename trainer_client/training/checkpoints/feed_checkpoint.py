@@ -24,7 +24,7 @@ from shared.logs import Log
 from trainer_client.tf.dataset import ranks_of
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 from trainer_client.training.checkpoints.fit_stand_ins import CountedBatches, EpochTimes, FitEvaluation, StopWatch
-from trainer_client.training.checkpoints.variables import assign_arrays, plain_arrays, plain_value
+from trainer_client.training.checkpoints.saved_model import assign_arrays, plain_arrays, plain_value
 from trainer_client.training.runs.run_loop import JOB_ENDED, progress_of
 from trainer_client.training.runs.until import RunTotals
 

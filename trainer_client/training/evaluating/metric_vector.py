@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import SettingsError
+from shared.logs import Log
 from shared.wire.parts import MOST_STATE_BYTES
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def describe(thing: Any) -> str:
     if isinstance(thing, keras.metrics.Metric | keras.losses.Loss):
         try:
             config = thing.get_config()
-        except Exception:  # a class of the user's need not have one: its name has to do
-            config = None
+        except Exception as error:  # a class of the user's may raise anything, or have none: its name has to do
+            Log("trainer").info("a metric or loss has no configuration: its name stands for it", name=name, error=error)
     settings = json.dumps(config, sort_keys=True, default=lambda other: type(other).__name__)
     return f"{type(thing).__name__}:{name}{settings}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from shared.errors import EndedError, SettingsError
-from trainer_client.training.checkpoints.variables import plain_value
+from trainer_client.training.checkpoints.saved_model import plain_value
 from trainer_client.training.evaluating.evaluation_sums import Judged, digest_of_arrays, sums_of
 from trainer_client.training.evaluating.evaluator import Evaluator
 from trainer_client.training.runs.printed_lines import judged_line

@@ -20,12 +20,11 @@ import keras
 
 from shared.errors import DataError, SettingsError
 from shared.logs import Log
-from trainer_client.training.checkpoints.saved_run import SavedRun
-from trainer_client.training.checkpoints.variables import assign_values, plain_value
+from trainer_client.training.checkpoints.saved_model import SavedRun, assign_values, plain_value
 from trainer_client.training.loop.step import NOT_FINITE, TrainStep, refuse_own_train_step
 from trainer_client.training.loop.teller import Teller
 from trainer_client.training.runs.early_stop import EarlyStop
-from trainer_client.training.runs.run_loop import JOB_ENDED, progress_of
+from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE, progress_of
 from trainer_client.training.runs.until import NotedMeans
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from trainer_client.feed import Feed
     from trainer_client.training.loop.placement import Placement
-    from trainer_client.training.runs.until import LoopSettings
+    from trainer_client.training.runs.until import LoopSettings, RunTotals
 
 __all__ = ["BaseLoop", "TrainingData"]
 
@@ -97,12 +96,12 @@ class BaseLoop:
         for_each_shape = self._data.for_each_shape
         if for_each_shape is None:
             self._build(self._placement.one_of(next(iter(self._data.elements))))  # reading does not move the cursor
-            self._when_built()
-            self._trace_for_any_shape()
-            return
-        for_each_shape(self._build)
+        else:
+            for_each_shape(self._build)
         self._when_built()
         self._trace_for_any_shape()
+        if for_each_shape is None:
+            return
         # Elements without samples have no gradients applied, but a forward pass may change what is not trained.
         state = self._model.non_trainable_variables
         before = [plain_value(variable) for variable in state]
@@ -132,6 +131,15 @@ class BaseLoop:
             raise
         except Exception as error:  # a model may raise anything if it needs a size
             self._log.info("the step is traced for each shape: it fails where sizes are open", error=str(error))
+
+    def _start(self, there: RunTotals, over: str = "") -> None:
+        """Begin the run from these totals; `over` is why it is over already, empty if it is not."""
+        self._rows = self._session.trained_rows
+        self._params[STEPS_DONE] = there.steps
+        self._progress.begin(f"training {self._session.stream}", there)
+        self._progress.stop(over)
+        self._heed_early_stop()
+        self._teller.begin(self._progress, self._step.traces)
 
     # --- a step ---
 
@@ -209,6 +217,14 @@ class BaseLoop:
     def _heed_early_stop(self) -> None:
         if self._early_stop is not None and self._early_stop.reason:
             self._progress.stop(f"stopped early, {self._early_stop.reason}")
+
+    def _end_epoch_of_callbacks(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Call each callback with the same logs, so that later ones see what earlier ones add.
+
+        Keras's list of callbacks would give each a copy.
+        """
+        for callback in self._callbacks.callbacks:
+            callback.on_epoch_end(epoch, logs)
 
     # --- saving ---
 

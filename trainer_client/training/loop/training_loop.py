@@ -140,7 +140,7 @@ class TrainingLoop(BaseLoop):
         cursor = self._session.cursor
         with self._timed("step"):
             # Model and cursor disagree until the cursor has moved: if anything ends the step in between, nothing is
-            # saved.
+            # saved, as a checkpoint would have a batch twice, or never.
             self._is_in_step = True
             epoch = cursor.at.epoch
             loss, rows, _ = self._finite_step(element)
@@ -162,14 +162,12 @@ class TrainingLoop(BaseLoop):
         """Share the epoch's results, let callbacks evaluate it, and save; not saved if the job is ended meanwhile."""
         if self._session.in_queue:  # in lockstep its last step has counted it
             self._progress.count(epochs=epoch + 1)
-        totals, noted = self._progress.totals, self._noted
-        self._noted = NotedMeans()
+        totals, noted, self._noted = self._progress.totals, self._noted, NotedMeans()
         logs: dict[str, Any] = noted.means()
         if noted.rows:
             rows = noted.rows if self._placement.writes else 0  # the same on all replicas, so one reports them
             self._session.share_results(logs, rows=rows, epoch=epoch + 1, step=totals.steps)
-        for callback in self._callbacks.callbacks:  # one by one, as the list would give them copies of the logs
-            callback.on_epoch_end(epoch, logs)
+        self._end_epoch_of_callbacks(epoch, logs)
         if JOB_ENDED in self._params:  # the epoch is not evaluated
             self._heed_callbacks()
             return
@@ -194,13 +192,11 @@ class TrainingLoop(BaseLoop):
             self._warm_up()
         self._saved.begin()
         there, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
+        # A process may have read another checkpoint folder than the others.
         self.check_replicas()
-        self._rows, self._saved_steps = self._session.trained_rows, there.steps
+        self._saved_steps = there.steps
         self._model.stop_training = False
-        self._progress.begin(f"training {self._session.stream}", there)
-        self._heed_early_stop()
-        self._teller.begin(self._progress, self._step.traces)
-        self._params[STEPS_DONE] = there.steps
+        self._start(there)
         self._callbacks.on_train_begin()
 
     def _build(self, element: Any) -> None:
@@ -222,8 +218,7 @@ class TrainingLoop(BaseLoop):
 
     def _is_save_due(self) -> bool:
         """Return whether to save now; an epoch that is over is saved only once it is evaluated."""
-        is_due = self._is_long_ago(self._progress.steps) and self._is_within_epoch()
-        return is_due and not self._is_unjudged()
+        return self._is_long_ago(self._progress.steps) and self._is_within_epoch() and not self._is_unjudged()
 
     def _is_unjudged(self) -> bool:
         """Return whether early stopping needs values of the model that it does not have yet.

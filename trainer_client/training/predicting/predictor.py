@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from shared.errors import DataError
 from trainer_client.tf.element_structure import ElementStructure
-from trainer_client.training.checkpoints.variables import assign_values, plain_value
+from trainer_client.training.checkpoints.saved_model import assign_values, plain_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -75,7 +75,7 @@ def run_elastic(
             try:
                 result = train(feed)
                 feed._session.end_together()
-            except Exception as error:
+            except Exception as error:  # a lost partner makes exchanges raise nearly anything
                 if not _is_end_of_world(feed, error):
                     raise
                 log.info("a world ends", error=str(error))

@@ -21,6 +21,7 @@ from shared.errors import SettingsError
 from shared.hashing import digest64
 from shared.settings.values import nearest
 from trainer_client.arguments import refuse_usage
+from trainer_client.connecting import connect
 from trainer_client.usage import find_repeated
 
 if TYPE_CHECKING:
@@ -190,9 +191,6 @@ class JobOrder:
 
     def connect(self, stream: str, **how: Any) -> Feed:
         """Connect to a stream of the job; `how` are further arguments of `connect`, which raises the same errors."""
-        # Imported late: a command has to handle signals before it spends half a second on imports.
-        from trainer_client.connecting import connect
-
         return connect(self.endpoint, stream=stream, keys=self.keys, connect_timeout_s=self.connect_timeout_s, **how)
 
 

@@ -20,8 +20,8 @@ from shared.errors import EndedError, SettingsError
 from shared.wire.parts import DoneSet, EpochDone
 from trainer_client.tf import ctrl_c
 from trainer_client.training.loop.base_loop import BaseLoop
-from trainer_client.training.loop.progress_line import Scope
 from trainer_client.training.loop.step import APPLIED
+from trainer_client.training.loop.teller import Scope
 from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
 from trainer_client.training.runs.until import NotedMeans, RunTotals
 from trainer_client.training.servers.applied import merged
@@ -69,6 +69,8 @@ class ServedLoop(BaseLoop):
         callbacks: Sequence[Any] = (),
     ) -> None:
         _refuse_lockstep(data.feed._session)
+        assert data.feed._session.leases is not None  # as the stream is in queue mode
+        self._leases = data.feed._session.leases
         super().__init__(model, data, Single(compiles_updates=False), settings, callbacks, writes=worker.is_chief)
         self._servers, self._worker = servers, worker
         if worker.workers > 1:
@@ -175,17 +177,15 @@ class ServedLoop(BaseLoop):
 
     def _train_on(self, element: Any) -> float | None:
         """Take one step, and count it or give the batch back; return its loss, or None if none was computed."""
-        session = self._session
         with self._timed("step"):
             loss, rows, is_in = self._try(element)
-            assert session.leases is not None
             if is_in:
                 assert loss is not None
-                session.cursor.count(1)
+                self._session.cursor.count(1)
                 self._note_step(loss, rows)
             else:
                 # Refused gradients were computed from values that are too old, so pull before the next batch.
-                session.leases.give_back()
+                self._leases.give_back()
                 self._since_pull = None
             self._progress.stop(self._served.over)
         return loss
@@ -199,8 +199,7 @@ class ServedLoop(BaseLoop):
     def _try(self, element: Any) -> tuple[float | None, int, bool]:
         """Pull if it is due, compute and push; return loss, valid rows and whether the batch is in the model."""
         loss, rows = None, 0
-        assert self._session.leases is not None
-        lease = self._session.leases.in_hand()
+        lease = self._leases.in_hand()
         try:
             if self._since_pull is None or self._since_pull >= self._worker.pull_every:
                 self._served.pull()
@@ -224,20 +223,12 @@ class ServedLoop(BaseLoop):
         cut = self._cut()  # brings the servers' values into the model, so that callbacks evaluate these
         if self._worker.is_chief and cut is None:
             return  # servers have moved: the epoch is evaluated when it is over again
-        self._call(partial(self._tell_callbacks, epoch, logs))
+        self._call(partial(self._end_epoch_of_callbacks, epoch, logs))
         self._teller.tell_epoch(self._progress.totals, logs, whose)
         if self._early_stop is not None and JOB_ENDED not in self._params:
             self._early_stop.note(epoch, logs, is_trained=rows > 0)
         self._heed_callbacks()
         self._commit(cut)
-
-    def _tell_callbacks(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Call the callbacks with the same logs, so that later ones see what earlier ones add.
-
-        Keras's list of callbacks would give each a copy.
-        """
-        for callback in self._callbacks.callbacks:
-            callback.on_epoch_end(epoch, logs)
 
     def _results_of(self, epoch: int, noted: NotedMeans) -> tuple[dict[str, Any], int, str]:
         """Report this worker's results of an epoch; return means, over how many rows, and a phrase on whose.
@@ -263,13 +254,7 @@ class ServedLoop(BaseLoop):
             self._follow_chief(interruption)
             there = RunTotals(steps=self._served.version)
         self._is_joined = True
-        self._params[STEPS_DONE] = there.steps
-        there = replace(there, epochs=self._session.cursor.at.epoch)
-        self._rows = self._session.trained_rows
-        self._progress.begin(f"training {self._session.stream}", there)
-        self._progress.stop(self._served.over)
-        self._heed_early_stop()
-        self._teller.begin(self._progress, self._step.traces)
+        self._start(replace(there, epochs=self._session.cursor.at.epoch), self._served.over)
         self._call(self._callbacks.on_train_begin)
 
     def _follow_chief(self, interruption: ctrl_c.Interruption) -> bool:
@@ -277,10 +262,9 @@ class ServedLoop(BaseLoop):
 
         Return whether that is elsewhere.
         """
-        assert self._session.leases is not None
         self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
         self._is_joined = True
-        return self._session.leases.follow()
+        return self._leases.follow()
 
     def _begin_as_chief(self) -> RunTotals:
         totals = self._saved.read(self._model, self._early_stop)

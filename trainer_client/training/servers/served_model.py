@@ -17,7 +17,7 @@ import numpy as np
 from shared.errors import LostError, SettingsError
 from shared.wire.parts import DoneSet, PartGradient, VariablePart
 from shared.wire.topics import server_messages as m
-from trainer_client.training.checkpoints.variables import plain_value
+from trainer_client.training.checkpoints.saved_model import plain_value
 from trainer_client.training.servers.collected_gradients import rows_between
 from trainer_client.training.servers.row_shares import HeldVariable, refuse_too_little_memory, shares_of
 from trainer_client.training.servers.served_optimizer import OptimizerVariables

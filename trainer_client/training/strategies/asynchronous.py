@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from shared.errors import SettingsError
 from trainer_client.training.loop.step import APPLIED, NOT_FINITE, NOTHING_TO_APPLY, TracedStep, statistics_of
+from trainer_client.training.strategies.central import SharedCopy
 from trainer_client.training.strategies.options import VariablesOn, places_of_variables
-from trainer_client.training.strategies.shared_copy import SharedCopy
+from trainer_client.training.strategies.towers.alike import times
 from trainer_client.training.strategies.towers.compiled import contribution_of
-from trainer_client.training.strategies.towers.gradients import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -1,24 +1,73 @@
-"""Towers in one process that share one copy of the variables, which is updated once a step."""
+"""Towers in one process that share one copy of the variables, and the strategy that updates it once a step."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from trainer_client.training.loop.step import Contribution, TracedStep
-from trainer_client.training.strategies.options import VariablesOn, places_of_variables
-from trainer_client.training.strategies.shared_copy import SharedCopy
+from trainer_client.training.strategies.options import LeastLoaded, VariablesOn, places_of_variables
+from trainer_client.training.strategies.towers.alike import Towers, times, times_phrase
 from trainer_client.training.strategies.towers.compiled import contribution_of
-from trainer_client.training.strategies.towers.gradients import Towers, times, times_phrase
+from trainer_client.training.strategies.towers.feeding import InRounds, refuse_cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from trainer_client.training.loop.step import TrainStep
 
-__all__ = ["Central"]
+__all__ = ["Central", "SharedCopy"]
+
+
+class SharedCopy(InRounds):
+    """Towers on these devices, whose variables lie in `places`; `taken` is a phrase on how these were chosen."""
+
+    def __init__(self, name: str, devices: tuple[str, ...], places: Sequence[str], taken: str) -> None:
+        refuse_cluster(name)
+        super().__init__(name, devices)
+        towers = f"{len(devices)} towers on {', '.join(devices)}"
+        self.choice = f"{name}: {towers}; variables on {', '.join(places)} ({taken})"
+        #: Whether new variables are the optimizer's, which go beside the model's.
+        self._is_model_built = False
+        self._places = LeastLoaded(places)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Return a scope that puts each new variable in the place with the fewest bytes so far."""
+        scope: AbstractContextManager[Any] = tf.variable_creator_scope(self._create)
+        return scope
+
+    def _create(self, create: Callable[..., Any], **how: Any) -> Any:
+        """Create a variable in its place; once the model is built, beside the variable that it belongs to."""
+        if self._is_model_built:
+            return create(**how)  # such as an optimizer's slot
+        # Compute the initial value first: its size decides where the variable goes.
+        value = how["initial_value"]
+        how["initial_value"] = value = tf.convert_to_tensor(value() if callable(value) else value, how.get("dtype"))
+        nbytes = int(np.prod(value.shape.as_list(), dtype=np.int64)) * int(value.dtype.size)
+        with tf.device(self._places.place(nbytes)):
+            return create(**how)
+
+    def one_of(self, element: Any) -> Any:
+        """Return the first tower's part of a step's element."""
+        return element[0]
+
+    def any_element(self, elements: Iterable[Any]) -> Any:
+        """Return the spec of a step's element, for one graph for all shapes."""
+        return self.for_all(elements.element_spec)  # type: ignore[attr-defined] # of rounds
+
+    def _together(self, elements: Sequence[Any]) -> Any:
+        return tuple(elements)
+
+    def prepare_optimizer(self, model: Any) -> None:
+        """Note that the model is built, so that the optimizer's variables are put beside the model's."""
+        self._is_model_built = model.built
+
+    def refuse_unequal(self, model: Any) -> None:
+        """Do nothing: there is one copy of the variables."""
 
 
 class Central(SharedCopy):
@@ -52,21 +101,19 @@ class Central(SharedCopy):
 
     def _summed(self, parts: Sequence[Contribution]) -> Contribution:
         """Return the towers' contributions as one: loss and gradients by weight, statistics by rows."""
-        weight, rows = tf.add_n([part.weight for part in parts]), tf.add_n([part.rows for part in parts])
+        losses, rows_of_each, weights, gradients, statistics = zip(*parts, strict=True)
+        weight, rows = tf.add_n(weights), tf.add_n(rows_of_each)
         # A tower's loss is the mean over its own rows, so a plain mean over towers would favour rows in small batches.
-        shares = [tf.math.divide_no_nan(part.weight, weight) for part in parts]
-        loss = tf.add_n([part.loss * share for part, share in zip(parts, shares, strict=True)])
-        gradients = [
-            _sum_of(of_variable, [share * self._times for share in shares])
-            for of_variable in zip(*(part.gradients for part in parts), strict=True)
-        ]
-        by_rows = [tf.math.divide_no_nan(part.rows, rows) for part in parts]
-        statistics = [_mean_of(values, by_rows) for values in zip(*(part.statistics for part in parts), strict=True)]
-        return Contribution(loss, rows, weight, gradients, statistics)
+        shares = [tf.math.divide_no_nan(own, weight) for own in weights]
+        factors = [share * self._times for share in shares]
+        row_shares = [tf.math.divide_no_nan(own, rows) for own in rows_of_each]
+        summed = [_sum_of(of_variable, factors) for of_variable in zip(*gradients, strict=True)]
+        means = [_mean_of(of_variable, row_shares) for of_variable in zip(*statistics, strict=True)]
+        return Contribution(_sum_of(losses, shares), rows, weight, summed, means)
 
 
 def _sum_of(gradients: Sequence[Any], shares: Sequence[Any]) -> Any:
-    """Return the weighted sum of one gradient over the towers; None if it has no values.
+    """Return the weighted sum of a loss or gradient over the towers; None if it has no values.
 
     Sparse gradients are scaled and put one behind the other.
     """

@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from trainer_client.training.strategies.options import within_process
 from trainer_client.training.strategies.replicated import Replicated
-from trainer_client.training.strategies.towers.devices import kinds_of
-from trainer_client.training.strategies.towers.feeding import refuse_cluster
-from trainer_client.training.strategies.towers.gradients import times_phrase
+from trainer_client.training.strategies.towers.alike import times_phrase
+from trainer_client.training.strategies.towers.feeding import kinds_of, refuse_cluster
 
 if TYPE_CHECKING:
     from trainer_client.training.strategies.options import AllReduce

@@ -26,8 +26,8 @@ from trainer_client.tf.dataset import ranks_of
 from trainer_client.training.strategies.cluster import cluster_resolver
 from trainer_client.training.strategies.options import between_processes
 from trainer_client.training.strategies.replicated import Replicated
-from trainer_client.training.strategies.towers.devices import devices_of_process, kinds_of
-from trainer_client.training.strategies.towers.gradients import times_phrase
+from trainer_client.training.strategies.towers.alike import times_phrase
+from trainer_client.training.strategies.towers.feeding import devices_of_process, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

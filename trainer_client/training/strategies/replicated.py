@@ -22,10 +22,15 @@ import tensorflow as tf
 from tensorflow.python.distribute.values import PerReplicaSpec
 
 from trainer_client.training.loop.step import Contribution, TracedStep
+from trainer_client.training.strategies.towers.alike import (
+    Towers,
+    of_values,
+    refuse_unequal,
+    refuse_unsynchronised,
+    times,
+)
 from trainer_client.training.strategies.towers.compiled import contribution_of
-from trainer_client.training.strategies.towers.equal_variables import refuse_unequal, refuse_unsynchronised
 from trainer_client.training.strategies.towers.feeding import InRounds
-from trainer_client.training.strategies.towers.gradients import Towers, of_values, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

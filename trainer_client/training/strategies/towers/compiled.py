@@ -19,7 +19,7 @@ import tensorflow as tf
 from shared.errors import SettingsError
 from trainer_client.training.loop.step import statistics_of
 from trainer_client.training.losses.replica_means import means_of_own_rows, replica_of_several, share_of_all
-from trainer_client.training.strategies.towers.gradients import times
+from trainer_client.training.strategies.towers.alike import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
