@@ -73,9 +73,7 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         """Return a tensor over the array's memory, or a copy of it on the device."""
         tensor = torch.from_numpy(array)
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the feed's position as plain values: after the batch that was given last. Call it after its step.

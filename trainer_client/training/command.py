@@ -52,8 +52,7 @@ def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     texts = ("Train a model on a stream.", _TRAIN, _TRAIN_EXAMPLES)
     command = command_named(commands, "train", _train, texts)
     _add_module(command)
-    job = add_job(command)
-    job.add_argument("--stream", default="train", help="train on this stream of the job (default: train)")
+    add_job(command).add_argument("--stream", default="train", help="train on this stream of the job (default: train)")
     _add_limits(command)
     _add_validation(command)
     _add_saving(command)
@@ -238,39 +237,39 @@ def _train(options: argparse.Namespace) -> int:
     refuse_usage(options, find_train_problem(options))
     from trainer_client.training.train import TrainOrder, train
 
-    given = {option: getattr(options, option) for option in _STRATEGY_OPTIONS}
-    strategy = StrategyOptions(name=options.strategy, **given)
+    strategy = StrategyOptions(name=options.strategy, **{name: getattr(options, name) for name in _STRATEGY_OPTIONS})
     with wrong_usage(options):
         strategy.refuse_unheeded()
         until = Until(epochs=options.epochs, steps=options.steps, max_time_s=options.max_time)
         listening_of(options.metrics_listen, 0, options.metrics_token, insecure=options.insecure)
-    order = TrainOrder.of(
-        options,
-        {},
-        stream=options.stream,
-        strategy=strategy,
-        loop=LoopSettings(
-            until=until,
-            checkpoints=options.checkpoint,
-            keep=options.keep,
-            save_every_steps=options.save_every.get("steps"),
-            save_every_s=options.save_every["seconds"],
-            tell_every=options.log_every,
-            retries=options.retries,
-            xla=options.xla,
-            summaries=options.summaries,
-        ),
-        judges=tuple(options.validate or ()),
-        judge_every=options.validate_every or {"epochs": 1},
-        export=options.export,
-        precision=options.precision,
-        seed=options.seed,
-        metrics={
-            "metrics_targets": options.metrics_targets,
-            "metrics_listen": options.metrics_listen,
-            "metrics_token": options.metrics_token,
-            "metrics_insecure": options.insecure,
-        },
+    train(
+        TrainOrder.of(
+            options,
+            {},
+            stream=options.stream,
+            strategy=strategy,
+            loop=LoopSettings(
+                until=until,
+                checkpoints=options.checkpoint,
+                keep=options.keep,
+                save_every_steps=options.save_every.get("steps"),
+                save_every_s=options.save_every["seconds"],
+                tell_every=options.log_every,
+                retries=options.retries,
+                xla=options.xla,
+                summaries=options.summaries,
+            ),
+            judges=tuple(options.validate or ()),
+            judge_every=options.validate_every or {"epochs": 1},
+            export=options.export,
+            precision=options.precision,
+            seed=options.seed,
+            metrics={
+                "metrics_targets": options.metrics_targets,
+                "metrics_listen": options.metrics_listen,
+                "metrics_token": options.metrics_token,
+                "metrics_insecure": options.insecure,
+            },
+        )
     )
-    train(order)
     return 0

@@ -36,15 +36,10 @@ class SavedRun:
         self._folder = CheckpointFolder(folder, keep)
         self._writes = writes
 
-    def begin(self) -> None:
-        """Mark the folder as unfinished, so that its followers wait for checkpoints."""
+    def mark(self, *, finished: bool) -> None:
+        """Mark the folder as finished, so that its followers stop waiting for checkpoints, or as unfinished."""
         if self._writes:
-            self._folder.mark(finished=False)
-
-    def finish(self) -> None:
-        """Mark the folder as finished, so that its followers stop waiting."""
-        if self._writes:
-            self._folder.mark(finished=True)
+            self._folder.mark(finished=finished)
 
     def commit(
         self,

@@ -72,8 +72,8 @@ def evaluate(order: EvaluateOrder) -> int:
         data = {stream: _dataset(order, feed) for stream, feed in feeds.items()}
         order.module.refuse_unknown_parameters()
         if not order.as_json:
-            streams = ", ".join(data)
-            print(starting_line(f"evaluating {streams} with the checkpoints in {order.checkpoints}"), flush=True)
+            work = f"evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}"
+            print(starting_line(work), flush=True)
         samples = checkpoints = shares = 0
         version = order.module.version(("model", "loss", "eval_metrics"))
         # The end of the job ends following as well: it is that of the training that we follow.

@@ -110,8 +110,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Evaluate, if it is due after this epoch."""
-        is_due = self._epochs is not None and (epoch + 1) % self._epochs == 0
-        if is_due:
+        if self._epochs is not None and (epoch + 1) % self._epochs == 0:
             self._judge_all(epoch + 1, logs)
 
     def _judge_all(self, epochs: int, logs: dict[str, Any] | None) -> None:

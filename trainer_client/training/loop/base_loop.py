@@ -189,8 +189,9 @@ class BaseLoop:
         trained, self._rows = session.trained_rows - self._rows, session.trained_rows
         self._noted.add({"loss": loss}, rows)
         self._teller.note_step(loss, rows)
-        steps = self._steps_done() - self._progress.steps
-        self._progress.count(epochs=session.cursor.at.epoch, steps=steps, samples=trained)
+        self._progress.count(
+            epochs=session.cursor.at.epoch, steps=self._steps_done() - self._progress.steps, samples=trained
+        )
 
     def _steps_done(self) -> int:
         """Return how many steps are in the model, with the one that was just applied."""

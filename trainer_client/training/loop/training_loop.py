@@ -190,7 +190,7 @@ class TrainingLoop(BaseLoop):
         """Warm up, restore the newest checkpoint and begin the run from there."""
         with self._timed("warm_up"):
             self._warm_up()
-        self._saved.begin()
+        self._saved.mark(finished=False)
         there, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
         # A process may have read another checkpoint folder than the others.
         self.check_replicas()
@@ -209,7 +209,7 @@ class TrainingLoop(BaseLoop):
 
     def _finish(self) -> None:
         self._callbacks.on_train_end()
-        self._saved.finish()
+        self._saved.mark(finished=True)
         self._progress.finish()
         totals = self._progress.totals
         self._session.end_run(self.reason, epoch=totals.epochs, step=totals.steps)

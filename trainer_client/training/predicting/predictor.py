@@ -5,7 +5,7 @@ Rules: an output has a row for each row of the batch. It must not know feeds, ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -61,14 +61,14 @@ class Predictor:
 
 def _named(outputs: Any, name: str) -> list[tuple[str, Any]]:
     """Return each tensor with its path as its name; a single one is called `output`."""
+    parts: Iterable[tuple[Any, Any]]
     if isinstance(outputs, Mapping):
-        parts = [(str(key), value) for key, value in outputs.items()]
+        parts = outputs.items()
     elif isinstance(outputs, tuple | list):
-        parts = [(str(at), value) for at, value in enumerate(outputs)]
-        name = name or "output"
+        name, parts = name or "output", enumerate(outputs)
     else:
         return [(name or "output", outputs)]
-    return [found for part, value in parts for found in _named(value, f"{name}_{part}" if name else part)]
+    return [pair for part, value in parts for pair in _named(value, f"{name}_{part}" if name else str(part))]
 
 
 def _checked(name: str, output: NDArray[Any], rows: int) -> NDArray[Any]:

@@ -101,10 +101,13 @@ class RunProgress:
 
     def left(self, epoch: float) -> tuple[float | None, float | None, float | None]:
         """Return the steps, epochs and seconds until each limit, from this place in epochs; None: no limit."""
-        limits = self._limits
-        steps = None if limits.steps is None else limits.steps - self._totals.steps
-        epochs = None if limits.epochs is None else limits.epochs - epoch
-        return steps, epochs, None if limits.max_time_s is None else limits.max_time_s - self._spent_s()
+        pairs = (
+            (self._limits.steps, self._totals.steps),
+            (self._limits.epochs, epoch),
+            (self._limits.max_time_s, self._spent_s()),
+        )
+        steps, epochs, seconds = (None if limit is None else limit - done for limit, done in pairs)
+        return steps, epochs, seconds
 
     def finish(self) -> None:
         """Print how the run ended, on the rank that prints."""

@@ -156,10 +156,12 @@ class RunLimits:
         return ""
 
     def __str__(self) -> str:
-        words = [f"{self.epochs} epochs" if self.epochs is not None else ""]
-        words += [f"{self.steps} steps" if self.steps is not None else ""]
-        words += [f"for {spell_time(self.max_time_s)}" if self.max_time_s is not None else ""]
-        return " or ".join(filter(None, words))
+        limits = {
+            f"{self.epochs} epochs": self.epochs,
+            f"{self.steps} steps": self.steps,
+            f"for {spell_time(self.max_time_s or 0)}": self.max_time_s,
+        }
+        return " or ".join(words for words, limit in limits.items() if limit is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

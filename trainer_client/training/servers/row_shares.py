@@ -17,7 +17,7 @@ from shared.wire.parts import VariablePart
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HeldVariable", "refuse_too_little_memory", "shares_of"]
+__all__ = ["HeldVariable", "refuse_too_little_memory", "rows_of", "shares_of"]
 
 #: Smaller variables stay whole: each part costs a message some bytes, and its update some calls.
 _LEAST_BYTES = 2**16
@@ -53,8 +53,13 @@ def shares_of(variables: Sequence[HeldVariable], servers: int) -> tuple[tuple[Va
     return tuple(tuple(sorted(share, key=lambda part: (part.variable, part.start))) for share in shares)
 
 
+def rows_of(shape: Sequence[int]) -> int:
+    """Return the number of rows of a variable, or of a part, with this shape; 0 for a scalar."""
+    return shape[0] if shape else 0
+
+
 def _placed(variable: HeldVariable, filled: list[int]) -> list[tuple[int, tuple[int, int]]]:
-    rows, servers = variable.shape[0] if variable.shape else 0, len(filled)
+    rows, servers = rows_of(variable.shape), len(filled)
     emptiest = sorted(range(servers), key=lambda server: filled[server])
     if not variable.can_be_cut or rows < servers or variable.nbytes < _LEAST_BYTES:
         return [(emptiest[0], (0, rows))]

@@ -25,9 +25,8 @@ from trainer_client.training.loop.teller import Scope
 from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
 from trainer_client.training.runs.until import NotedMeans, RunTotals
 from trainer_client.training.servers.applied import merged
-from trainer_client.training.servers.collected_gradients import CollectedGradients
 from trainer_client.training.servers.served_model import MovedError, ServedModel
-from trainer_client.training.servers.served_optimizer import OptimizerSettings
+from trainer_client.training.servers.served_optimizer import CollectedGradients, OptimizerSettings
 from trainer_client.training.strategies.single import Single
 
 if TYPE_CHECKING:
@@ -246,7 +245,7 @@ class ServedLoop(BaseLoop):
 
     def _begin(self, interruption: ctrl_c.Interruption) -> None:
         """Join the servers, to which the chief may have to give shares first, and begin the run from there."""
-        self._saved.begin()
+        self._saved.mark(finished=False)
         self._model.stop_training = False
         if self._worker.is_chief:
             there = self._begin_as_chief()
@@ -333,7 +332,7 @@ class ServedLoop(BaseLoop):
         self._callbacks.on_train_end()  # a rate set there would have no effect, so it is not looked for
         if self._worker.is_chief:
             self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=0)
-        self._saved.finish()
+        self._saved.mark(finished=True)
         self._progress.finish()
 
     # --- saving ---
@@ -361,8 +360,7 @@ class ServedLoop(BaseLoop):
                 self._is_joined = False
                 return None
             self._since_pull = 0
-            steps = self._steps_done() - self._progress.steps
-            self._progress.count(epochs=self._progress.totals.epochs, steps=steps)
+            self._progress.count(epochs=self._progress.totals.epochs, steps=self._steps_done() - self._progress.steps)
             epochs = merged(_done_set(state), done).epochs
             return state | {"epochs": [[epoch.epoch, epoch.fresh, list(epoch.missing)] for epoch in epochs]}
 

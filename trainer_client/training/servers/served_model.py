@@ -18,9 +18,8 @@ from shared.errors import LostError, SettingsError
 from shared.wire.parts import DoneSet, PartGradient, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.checkpoints.saved_model import plain_value
-from trainer_client.training.servers.collected_gradients import rows_between
-from trainer_client.training.servers.row_shares import HeldVariable, refuse_too_little_memory, shares_of
-from trainer_client.training.servers.served_optimizer import OptimizerVariables
+from trainer_client.training.servers.row_shares import HeldVariable, refuse_too_little_memory, rows_of, shares_of
+from trainer_client.training.servers.served_optimizer import OptimizerVariables, rows_between
 from trainer_client.training.servers.share_store import frame_of, split_frame
 
 if TYPE_CHECKING:
@@ -119,9 +118,8 @@ class ServedModel:
         for part in (part for share in self._shares for part in share):
             if part.variable >= len(rows) or part.shape[1:] != tuple(self._variables[part.variable].shape)[1:]:
                 raise _another_model(f"a part of variable {part.variable} with shape {list(part.shape)}")
-            rows[part.variable] += part.shape[0] if part.shape else 0
-        own_rows = [variable.shape[0] if variable.shape else 0 for variable in self._variables]
-        if rows != own_rows:
+            rows[part.variable] += rows_of(part.shape)
+        if rows != [rows_of(variable.shape) for variable in self._variables]:
             raise _another_model(f"variables of {rows} rows")
 
     # --- the chief ---

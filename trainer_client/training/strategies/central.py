@@ -128,5 +128,9 @@ def _sum_of(gradients: Sequence[Any], shares: Sequence[Any]) -> Any:
 
 def _mean_of(values: Sequence[Any], shares: Sequence[Any]) -> Any:
     # A tower without rows may have statistics that are not finite. They count for nothing, but NaN times 0 is NaN.
-    pairs = zip(values, shares, strict=True)
-    return tf.add_n([tf.math.multiply_no_nan(value, tf.cast(share, value.dtype)) for value, share in pairs])
+    return tf.add_n(
+        [
+            tf.math.multiply_no_nan(value, tf.cast(share, value.dtype))
+            for value, share in zip(values, shares, strict=True)
+        ]
+    )

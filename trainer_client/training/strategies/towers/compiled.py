@@ -63,9 +63,7 @@ class _Compiled:
                 break
             self._strangers += scope.strangers.values()
         _refuse_bare(graph.variables)
-        self._refuse_changed(
-            [variable for variable in self._step.model.trainable_variables if id(variable) in scope.changes]
-        )
+        _refuse_changed(self._step.model, scope)
         part, after = function(element, values)
         _go_on(scope, after)
         return _share_of(part)
@@ -81,14 +79,6 @@ class _Compiled:
             return part, scope.changed_values(put_back)
 
         return compute
-
-    def _refuse_changed(self, trained: Sequence[Any]) -> None:
-        if trained:
-            raise SettingsError(
-                expected="a model of which only gradients change trained variables",
-                got=f"others: {', '.join(variable.path for variable in trained)}", where="--xla",
-                remedy="Leave --xla out, or SpectralNormalization and what else assigns them while it computes.",
-            )  # fmt: skip
 
 
 class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
@@ -182,6 +172,17 @@ def _refuse_bare(variables: Sequence[Any]) -> None:
         raise SettingsError(
             expected="variables of Keras only", got=f"others: {', '.join(named)}", where="--xla",
             remedy="Make them by add_weight of a layer or by keras.Variable, which are saved, too; or leave --xla out.",
+        )  # fmt: skip
+
+
+def _refuse_changed(model: Any, scope: _Noting) -> None:
+    """Raise SettingsError for trained variables that the forward pass changes."""
+    changed = [variable.path for variable in model.trainable_variables if id(variable) in scope.changes]
+    if changed:
+        raise SettingsError(
+            expected="a model of which only gradients change trained variables", got=f"others: {', '.join(changed)}",
+            where="--xla",
+            remedy="Leave --xla out, or SpectralNormalization and what else assigns them while it computes.",
         )  # fmt: skip
 
 
