@@ -67,10 +67,11 @@ class CheckpointFolder:
         self._folder = Path(folder)
         self._keep = keep
         self._chained = chained
-        #: The number of the newest file when we last read or wrote.
+        #: The number of the newest file when we last read or wrote: in a chain, a higher one is another writer's.
         self._last = 0
         #: The checkpoint that was read or written last.
         self.newest_used: Path | None = None
+        #: Files that were passed over; they do not count as kept.
         self._damaged: set[Path] = set()
         self._log = Log("trainer")
 

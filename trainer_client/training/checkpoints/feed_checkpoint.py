@@ -210,6 +210,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         session = self._session
         rows, self._rows_before = session.trained_rows - self._rows_before, session.trained_rows
         means = {name: value for name, value in logs.items() if name != "data_wait_s"}
+        # Ranks in step have to decide on stopping alike, so each waits for what the epoch came to over all of them,
+        # even if it has no rows itself. Without early stopping nobody has to wait.
         waits = self._early_stop is not None and is_whole and session.world > session.replicas
         if not means or not (rows or waits):
             return logs
@@ -228,6 +230,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._unwrap()
         if self._writes():
             self._folder.mark(finished=True)
+        # No batch came that would have built the model, so the checkpoint was never restored.
         if self._pending is not None:
             raise SettingsError(
                 expected="a built model to restore into", got="one that was never called",
@@ -317,6 +320,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._save_inside()
 
     def _take_first(self, taken: CountedBatches) -> Any:
+        # A change of the world reaches the loop with the next batch, between two steps: what the chief commits here
+        # costs a trainer that joins no training.
         try:
             self._session.check_world()
             return next(taken)
@@ -379,6 +384,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Return whether this process is the one that writes."""
         if self._session.is_elastic and self._session.rank:
             return False
+        # Under a strategy of several processes, TensorFlow knows which of them is the chief.
         return bool(self.model.distribute_strategy.extended.should_checkpoint)
 
     def _variables(self) -> list[Any]:

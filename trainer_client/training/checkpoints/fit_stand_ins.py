@@ -73,6 +73,7 @@ class CountedBatches:
         return self
 
     def __next__(self) -> Any:
+        # Keras asks for a batch only when the step before is done; what it read ahead lies below, in the dataset.
         self.finish()
         began_s = time.perf_counter()
         try:
@@ -131,6 +132,7 @@ class FitEvaluation:
 
     def __call__(self, *data: Any, **how: Any) -> Any:
         """Evaluate; if the job is ended while `fit` evaluates, call `on_ended` and return no values."""
+        # No values rather than those of a part: early stopping would go by them, and a checkpoint keep them.
         try:
             return self._evaluate(*data, **how)
         except (EndedError, tf.errors.OpError) as error:

@@ -98,6 +98,8 @@ class LeasedSums:
 
     def add(self, states: Any) -> None:
         """Note the states of the batch in hand, which is reported done with them."""
+        # In one report: a trainer that is killed between two would leave a batch that is done and not in the sum, or in
+        # it twice once another has done it again.
         self._leases.note_states(np.asarray(states, "<f8").tobytes())
 
     def whole(self) -> NDArray[np.float64] | None:
@@ -131,6 +133,7 @@ class Judged:
 def sums_of(session: FeedSession, judged: Judged) -> EvaluationSums:
     """Return the sums for this stream, by how trainers share it: leases, ranks in lockstep, or one process."""
     if session.in_queue:
+        # Whatever results depend on is in the name, so evaluations of another model, step or plan are apart.
         version = f"{judged.version} {judged.epoch} {judged.step} {session.receiver.spec.plan_digest}"
         return LeasedSums(session, label=judged.label, version=version)
     if session.world > session.replicas:

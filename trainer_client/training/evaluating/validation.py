@@ -82,7 +82,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         form: dict[str, Any] = {"inputs": inputs, "targets": targets, "weights": weights, "map": map}
         self._data = [(feed, feed.dataset(**form)) for feed in feeds]
         self._evaluator: Evaluator | None = None
-        #: How many epochs are done, and the first of the steps that run at a time.
+        #: How many epochs are done, and the first of the steps that run at a time (`steps_per_execution`).
         self._epoch = self._first = 0
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -119,6 +119,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
             for feed, data in self._data:
                 self._judge(feed._session, data, epochs)
         except EndedError:
+            # Callbacks that come later must not take the epoch for evaluated, nor a missing value for an error.
             self.model.stop_training = self.params[JOB_ENDED] = True
             return
         logs = {} if logs is None else logs

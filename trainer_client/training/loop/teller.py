@@ -126,6 +126,8 @@ class Teller:
 
         Where other processes take steps as well, the count may pass over a multiple of the interval.
         """
+        # Not `steps % every`: a count that leaps over a multiple, or stays on it for a refused step, would have no line
+        # or two.
         before, self._looked_steps = self._looked_steps, progress.steps
         if not self._is_quiet and progress.steps // self._every > before // self._every:
             self._tell(progress)
@@ -133,7 +135,7 @@ class Teller:
     def _tell(self, progress: RunProgress) -> None:
         """Print a progress line and write its figures to the summaries."""
         totals, session = progress.totals, self._session
-        loss, self._noted = self._noted.means(), NotedMeans()
+        loss, self._noted = self._noted.means(), NotedMeans()  # over samples: a batch with few rows counts for few
         now = self._figures(totals.steps)
         rates, self._before = Rates.between(self._before, now), now
         epoch = float(session.cursor.at.epoch)

@@ -81,6 +81,8 @@ class TrainingLoop(BaseLoop):
         self._callbacks.on_epoch_begin(epoch)
         self._take_steps(interruption)
         self._is_ending_epoch = self._session.cursor.at.epoch > epoch
+        # Before the interruption is heeded: an epoch that is over is evaluated and saved as such, or a run that is
+        # resumed would lack its values.
         if self._is_ending_epoch:
             self._end_epoch(epoch)
         if self._is_stopping(interruption):
@@ -113,6 +115,7 @@ class TrainingLoop(BaseLoop):
         It has taken its batches back: the queue's done-set no longer matches our model, so nothing more is trained or
         saved.
         """
+        # Asked before each step and before each save, as the queue may have been taken back at any time since.
         leases = self._session.leases
         if leases is not None and leases.is_taken_back:
             stream = self._session.stream
@@ -133,6 +136,7 @@ class TrainingLoop(BaseLoop):
             self._teller.tell_judged(steps, logs)
 
     def _is_stopping(self, interruption: ctrl_c.Interruption) -> bool:
+        # Several processes agree on it in their steps: one that stopped alone would leave the others waiting in a sum.
         return self._placement.heeds(asked=interruption.is_asked)
 
     def _train_on(self, element: Any) -> float:
@@ -225,6 +229,7 @@ class TrainingLoop(BaseLoop):
 
         That is so at an epoch's end, and if the job was ended while the model was evaluated.
         """
+        # A checkpoint from before would lack them, and a run that is resumed there would decide otherwise.
         return self._early_stop is not None and (self._is_ending_epoch or JOB_ENDED in self._params)
 
     def _save_if_whole(self) -> None:

@@ -119,6 +119,7 @@ class _Prediction:
 
         Raise DataError if an output has the name of one of our own columns.
         """
+        # A row without a sample has no tag; a sample that could not be used has one, and the weight 0.
         there = np.flatnonzero(batch["tag"] >= 0)
         samples = batch["tag"][there]
         outputs = self._predictor.predict(batch, len(batch["tag"]))

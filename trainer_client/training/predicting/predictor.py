@@ -29,7 +29,7 @@ class Predictor:
     def __init__(self, model: Any, structure: ElementStructure, values: Sequence[NDArray[Any]]) -> None:
         self._model = model
         self._structure = structure
-        #: What to assign to the variables before the first batch; None once it is done.
+        #: What to assign to the variables before the first batch, which may have to build the model; None once done.
         self._values: Sequence[NDArray[Any]] | None = values
         self._step = tf.function(self._outputs, reduce_retracing=True)
 

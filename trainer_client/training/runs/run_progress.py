@@ -86,6 +86,7 @@ class RunProgress:
 
     def _common_s(self) -> float:
         """Return how long the run has gone on since it was started, the same for all ranks."""
+        # Clocks of ranks in step differ: by its own one, a rank would end while others wait for it in their next step.
         spent_s, steps = self._spent_s(), self._totals.steps - self._there.steps
         return spent_s if self._agreed_time is None else self._agreed_time.after(steps, spent_s)
 
@@ -95,6 +96,7 @@ class RunProgress:
 
     def go_back(self, *, epochs: int, steps: int) -> None:
         """Go back to these totals, and go on even if there was a reason to end: the rest is to be done again."""
+        # Of a worker whose servers lost their shares: a limit that was reached may not be any more.
         self.reason = ""
         self._totals = replace(self._totals, epochs=epochs, steps=min(steps, self._totals.steps))
         self._look()

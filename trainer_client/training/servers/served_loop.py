@@ -156,6 +156,8 @@ class ServedLoop(BaseLoop):
         if not (self._worker.is_chief and self._callbacks.callbacks):
             callbacks()
             return
+        # Servers have optimizers of their own, so this one is compared around each call: a rate is passed on before
+        # anything else is trained here, and any other change would silently have no effect.
         settings = self._optimizer_settings
         rate, steps = settings.rate(), settings.steps()
         callbacks()
@@ -263,6 +265,7 @@ class ServedLoop(BaseLoop):
         """
         self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
         self._is_joined = True
+        # Only now: the chief takes the queue back before it gives shares, so it is where it stays.
         return self._leases.follow()
 
     def _begin_as_chief(self) -> RunTotals:
@@ -288,6 +291,7 @@ class ServedLoop(BaseLoop):
 
         If there is none, the first one is written here.
         """
+        # Without a checkpoint, servers that lose their shares later would leave nothing to go back to.
         is_first = self._saved.read(self._model, None) is None
         # Servers stop first: nobody may train on values that the queue, once it is taken back, does not match.
         self._served.withdraw()
