@@ -119,7 +119,7 @@ def ranks() -> dict[str, int]:
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return {"rank": torch.distributed.get_rank(), "world": torch.distributed.get_world_size()}
-    numbers = {name: os.environ.get(variable, "") for name, variable in (("rank", "RANK"), ("world", "WORLD_SIZE"))}
+    numbers = {"rank": os.environ.get("RANK", ""), "world": os.environ.get("WORLD_SIZE", "")}
     if not any(numbers.values()):
         return {"rank": 0, "world": 1}
     try:

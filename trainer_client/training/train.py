@@ -87,8 +87,7 @@ def train(order: TrainOrder) -> None:
             judge._session.evaluate_for(feed._session)
         data = _data(order, feed, placement)
         TrainingLoop(model, data, placement, order.loop, callbacks).run()
-        if order.export is not None and placement.writes:
-            export_model(model, data.elements, order.export)
+        _export(order, model, data, writes=placement.writes)
 
 
 def _train_with_servers(order: TrainOrder) -> None:
@@ -123,8 +122,7 @@ def _train_with_servers(order: TrainOrder) -> None:
         stack.callback(connections.close)
         worker = servers.worker_settings(place, order.strategy, order.loop.until)
         ServedLoop(model, data, connections, worker, order.loop, callbacks).run()
-        if order.export is not None and place.is_master:
-            export_model(model, data.elements, order.export)
+        _export(order, model, data, writes=place.is_master)
 
 
 def placement_of(options: StrategyOptions) -> Placement:
@@ -228,6 +226,12 @@ def _refuse_closed(order: TrainOrder, *, writes: bool) -> None:
 
 
 # --- the trained model ---
+
+
+def _export(order: TrainOrder, model: Any, data: TrainingData, *, writes: bool) -> None:
+    """Export the model if the order says where, in the process that writes."""
+    if writes and order.export is not None:
+        export_model(model, data.elements, order.export)
 
 
 def _refuse_to_replace(path: Path) -> None:

@@ -71,9 +71,8 @@ def evaluate(order: EvaluateOrder) -> int:
         evaluator = _evaluator(order.module)
         data = {stream: _dataset(order, feed) for stream, feed in feeds.items()}
         order.module.refuse_unknown_parameters()
-        if not order.as_json:
-            work = f"evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}"
-            print(starting_line(work), flush=True)
+        work = f"evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}"
+        _print_for_people(order, starting_line(work))
         samples = checkpoints = shares = 0
         version = order.module.version(("model", "loss", "eval_metrics"))
         # The end of the job ends following as well: it is that of the training that we follow.
@@ -92,10 +91,9 @@ def evaluate(order: EvaluateOrder) -> int:
                     _report(order, stream, judged, values, sums)
                     _share(feeds[stream], judged, values, sums)
                 checkpoints += 1
-    if not order.as_json:
-        why = f"{shares} of the evaluations are those of a share, as batches were given up" if shares else ""
-        totals = [f"{checkpoints} checkpoints", f"{samples} samples"]
-        print(finished_line(totals, time.monotonic() - began_s, why), flush=True)
+    why = f"{shares} of the evaluations are those of a share, as batches were given up" if shares else ""
+    totals = [f"{checkpoints} checkpoints", f"{samples} samples"]
+    _print_for_people(order, finished_line(totals, time.monotonic() - began_s, why))
     return DataError.exit_code if shares else 0
 
 
@@ -160,6 +158,12 @@ def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
 
 
 # --- reports ---
+
+
+def _print_for_people(order: EvaluateOrder, line: str) -> None:
+    # Scripts that read JSON objects get nothing else.
+    if not order.as_json:
+        print(line, flush=True)
 
 
 def _share(feed: Feed, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:

@@ -7,6 +7,7 @@ that was resumed in the middle of an epoch has the same.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -216,13 +217,12 @@ def _absolute(name: str, limit: int | str | None, there: int) -> int | None:
     """
     if limit is None:
         return None
-    text = str(limit)
-    number = text.removeprefix("+")
-    if isinstance(limit, bool) or not isinstance(limit, int | str) or not (number.isascii() and number.isdecimal()):
+    digits = re.fullmatch(r"(\+?)([0-9]+)", str(limit))
+    if digits is None or not isinstance(limit, int | str):
         raise _nonsense(
             f'a number of {name}, or "+" and how many more', repr(limit), f'Write {name}=75 or {name}="+10".'
         )
-    return there + int(number) if text != number else int(number)
+    return int(digits[2]) + (there if digits[1] else 0)
 
 
 def _nonsense(expected: str, got: str, remedy: str) -> SettingsError:

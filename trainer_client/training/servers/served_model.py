@@ -311,14 +311,23 @@ def refuse_what_servers_cannot_hold(model: Any, optimizer: Any) -> None:
                 raise _cannot_hold(
                     "layers and tables of different names", f'two that are called "{name}"', "Rename one."
                 )
-    if any(getattr(variable, "constraint", None) is not None for variable in model.trainable_variables):
-        raise _cannot_hold(
-            "variables without constraints", "some with", "Leave constraints out: servers would not apply them."
-        )
-    if hasattr(optimizer, "optimizers"):
-        raise _cannot_hold("one optimizer for all variables", f"a {type(optimizer).__name__}", "Take one of them.")
-    if hasattr(optimizer, "inner_optimizer"):
-        raise _cannot_hold("a loss that is not scaled", "mixed_float16", "Take --precision mixed_bfloat16, or float32.")
+    has_constraints = any(getattr(variable, "constraint", None) is not None for variable in model.trainable_variables)
+    for is_there, expected, got, remedy in (
+        (
+            has_constraints, "variables without constraints", "some with",
+            "Leave constraints out: servers would not apply them.",
+        ),
+        (
+            hasattr(optimizer, "optimizers"), "one optimizer for all variables", f"a {type(optimizer).__name__}",
+            "Take one of them.",
+        ),
+        (
+            hasattr(optimizer, "inner_optimizer"), "a loss that is not scaled", "mixed_float16",
+            "Take --precision mixed_bfloat16, or float32.",
+        ),
+    ):  # fmt: skip
+        if is_there:
+            raise _cannot_hold(expected, got, remedy)
 
 
 def _cannot_hold(expected: str, got: str, remedy: str) -> SettingsError:

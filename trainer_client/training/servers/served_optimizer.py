@@ -157,17 +157,14 @@ class CollectedGradients:
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Clip the gradients and keep them; with `goes_on`, apply them to the trainer's own copy as well."""
-        known = [
-            (gradient, variable)
-            for gradient, variable in zip(gradients, variables, strict=True)
-            if gradient is not None
-        ]
-        clipped = self._optimizer._clip_gradients([gradient for gradient, _ in known])  # noqa: SLF001 - nothing public clips
-        for gradient, (_, variable) in zip(clipped, known, strict=True):
+        known = [at for at, gradient in enumerate(gradients) if gradient is not None]
+        gradients, variables = [gradients[at] for at in known], [variables[at] for at in known]
+        clipped = self._optimizer._clip_gradients(gradients)  # noqa: SLF001 - nothing public clips
+        for gradient, variable in zip(clipped, variables, strict=True):
             self._keep(self._places[id(variable)], gradient, variable)
         # As they came: the optimizer clips them itself.
         if self._goes_on:
-            self._optimizer.apply([gradient for gradient, _ in known], [variable for _, variable in known])
+            self._optimizer.apply(gradients, variables)
 
     def _keep(self, at: int, gradient: Any, variable: Any) -> None:
         """Put a gradient into its buffer, which is made when the variable first has one."""

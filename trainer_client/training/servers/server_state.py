@@ -311,10 +311,10 @@ class ServerState:
         if not (self._is_first or self._is_finishing):
             return []
         patience_s = _GONE_S if self._is_finishing else _FORGOTTEN_S
-        silent = [trainer for trainer, heard_s in self._heard_s.items() if now_s - heard_s > patience_s]
-        for trainer in silent:
+        orders: list[Instruction] = []
+        for trainer in [trainer for trainer, heard_s in self._heard_s.items() if now_s - heard_s > patience_s]:
             del self._heard_s[trainer]
-        orders: list[Instruction] = [Tell(self._order("forget", trainer=trainer)) for trainer in silent]
+            orders.append(Tell(self._order("forget", trainer=trainer)))
         if now_s - self._agreed_s > _AGREE_EVERY_S:
             self._agreed_s = now_s
             orders.append(Tell(self._order("agree")))

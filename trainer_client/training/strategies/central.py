@@ -66,9 +66,6 @@ class SharedCopy(InRounds):
         """Note that the model is built, so that the optimizer's variables are put beside the model's."""
         self._is_model_built = model.built
 
-    def refuse_unequal(self, model: Any) -> None:
-        """Do nothing: there is one copy of the variables."""
-
 
 class Central(SharedCopy):
     """Towers on these devices, such as GPU:0 and GPU:1, whose gradients are applied together.

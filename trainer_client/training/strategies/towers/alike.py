@@ -53,21 +53,19 @@ class Towers:
 
     def refuse_different_here(self) -> None:
         """Raise SettingsError if towers of this process have gradients of different variables."""
-        odd = [at for at, column in enumerate(zip(*self._having, strict=True)) if len(set(column)) > 1]
-        if odd:
-            self._refuse(odd)
+        self._refuse_odd([at for at, column in enumerate(zip(*self._having, strict=True)) if len(set(column)) > 1])
 
     def refuse_different(self, replicas: int, counts: Sequence[float]) -> None:
         """Raise SettingsError if some, but not all, of the `replicas` have a gradient of a variable.
 
         `counts` is how many have one, for each variable.
         """
-        odd = [at for at, count in enumerate(counts) if count not in (0, replicas)]
-        if odd:
-            self._refuse(odd)
+        self._refuse_odd([at for at, count in enumerate(counts) if count not in (0, replicas)])
 
-    def _refuse(self, odd: Sequence[int]) -> None:
-        """Raise SettingsError, which says for each tower here of which odd variables it has a gradient."""
+    def _refuse_odd(self, odd: Sequence[int]) -> None:
+        """Raise SettingsError if any variables are odd: for each tower here, of which of them it has a gradient."""
+        if not odd:
+            return
         names = {at: self._model.trainable_variables[at].path for at in odd}
         towers = [
             f"tower {tower} has one for {', '.join(name for at, name in names.items() if having[at]) or 'none'}"

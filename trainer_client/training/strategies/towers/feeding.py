@@ -19,6 +19,7 @@ from trainer_client.roles import role
 from trainer_client.tf.dataset import make
 from trainer_client.tf.element_structure import ElementStructure
 from trainer_client.tf.pipelines.one_for_each import OneForEach
+from trainer_client.training.loop.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,16 +31,11 @@ __all__ = [
 ]  # fmt: skip
 
 
-class InRounds:
+class InRounds(Placement):
     """The common part of strategies with several replicas in this process, each on a device of its own.
 
     Replicas take consecutive ranks. What they share, and how their gradients come together, is up to each strategy.
     """
-
-    writes = True
-    agrees_to_stop = False
-    #: See `Placement`.
-    choice: str
 
     def __init__(self, name: str, devices: Sequence[str]) -> None:
         self._name, self._devices = name, tuple(devices)
@@ -73,10 +69,6 @@ class InRounds:
     def for_all(self, element: Any) -> Any:
         """Return a step's element in which each replica here has this element."""
         return self._together([element] * len(self._devices))
-
-    def heeds(self, *, asked: bool) -> bool:
-        """Return `asked`: all replicas are in this process."""
-        return asked
 
     def _together(self, elements: Sequence[Any]) -> Any:
         """Return a step's element, made of one element for each replica here."""
@@ -155,9 +147,10 @@ def tower_devices(replicas: int | None) -> tuple[str, ...]:
     """
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
-        if (replicas or 1) > len(gpus):
+        count = replicas or len(gpus)
+        if count > len(gpus):
             raise _refused(f"{len(gpus)} at most, one for each GPU here", str(replicas))
-        return tuple(f"GPU:{number}" for number in range(replicas or len(gpus)))
+        return tuple(f"GPU:{number}" for number in range(count))
     if replicas is None:
         raise _refused("--replicas, because there is no GPU to count", "none")
     _divide_cpu(replicas)
