@@ -49,8 +49,7 @@ examples:
 
 def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add the command and return its parser."""
-    texts = ("Train a model on a stream.", _TRAIN, _TRAIN_EXAMPLES)
-    command = command_named(commands, "train", _train, texts)
+    command = command_named(commands, "train", _train, ("Train a model on a stream.", _TRAIN, _TRAIN_EXAMPLES))
     _add_module(command)
     add_job(command).add_argument("--stream", default="train", help="train on this stream of the job (default: train)")
     _add_limits(command)

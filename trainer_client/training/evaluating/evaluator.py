@@ -148,8 +148,7 @@ class Evaluator:
             return
         self._is_traced = True
         try:
-            parts = keras.utils.unpack_x_y_sample_weight(spec)
-            self._step.get_concrete_function(*parts, tf.TensorSpec((), tf.bool))
+            self._step.get_concrete_function(*keras.utils.unpack_x_y_sample_weight(spec), tf.TensorSpec((), tf.bool))
         except Exception as error:  # a model may raise anything if it needs a size
             Log("trainer").info(
                 "an evaluation is traced for each shape: it fails where sizes are open", error=str(error)

@@ -162,5 +162,7 @@ def _check(feeds: Sequence[Feed], epochs: int | None, steps: int | None) -> None
 
 
 def _nonsense(expected: str, got: str) -> SettingsError:
-    remedy = 'Write Validation(connect(endpoint, stream="dev"), epochs=2, inputs=…), for example.'
-    return SettingsError(expected=expected, got=got, where="Validation", remedy=remedy)
+    return SettingsError(
+        expected=expected, got=got, where="Validation",
+        remedy='Write Validation(connect(endpoint, stream="dev"), epochs=2, inputs=…), for example.',
+    )  # fmt: skip

@@ -102,8 +102,7 @@ class TrainingLoop(BaseLoop):
             self._refuse_another_run()
             if self._callbacks.callbacks:  # Keras converts logs even if there are none
                 self._callbacks.on_train_batch_begin(batch)
-            loss = self._train_on(element)
-            self._tell_callbacks(batch, loss)
+            self._tell_callbacks(batch, self._train_on(element))
             batch += 1
             self._look_up()
         if self._session.in_queue and not self._is_within_epoch():

@@ -77,9 +77,8 @@ class AppliedBatches:
 
     def done_set(self) -> DoneSet:
         """Return the same in the form in which it crosses the wire and lies in checkpoints."""
-        last = max([*self._epochs, self._settled])
         # An epoch before the last one that is not listed is whole, so all others have to be listed.
-        listed = {*range(self._settled, last + 1), *self._epochs}
+        listed = {*range(self._settled, max([*self._epochs, self._settled]) + 1), *self._epochs}
         return DoneSet(tuple(_packed(at, self._epochs.get(at, _EpochApplied())) for at in sorted(listed)))
 
 

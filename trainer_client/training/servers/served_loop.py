@@ -327,8 +327,7 @@ class ServedLoop(BaseLoop):
         model = self._model
         self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
         # Between pulls the worker's own copy goes on by its own gradients; with a pull before each step none is left.
-        goes_on = self._worker.pull_every > 1
-        self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=goes_on)
+        self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=self._worker.pull_every > 1)
         self._step.optimizer = self._kept
         self._optimizer_settings = OptimizerSettings(model)
 

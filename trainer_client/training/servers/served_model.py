@@ -180,19 +180,19 @@ class ServedModel:
             ]
         )
         settings = self._settings
-        message = m.ServeShare(
+        return m.ServeShare(
             serial=0, generation=generation, version=version, staleness=settings.staleness, most=settings.most,
             parts=parts, done=done, nbytes=len(frame),
-        )  # fmt: skip
-        return message, frame
+        ), frame  # fmt: skip
 
     def save(self, settled: int) -> DoneSet:
         """Read one cut of all that the servers hold into model and optimizer; return the batches applied to it.
 
         Epochs before `settled` are settled, so servers may forget them. Raise MovedError if servers have moved.
         """
-        cut = m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
-        replies = self._ask_values(cut)
+        replies = self._ask_values(
+            m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
+        )
         self._take_in(replies, has_slots=True)
         self.version = replies[0][0].version
         done: DoneSet = replies[0][0].done
@@ -224,10 +224,9 @@ class ServedModel:
 
         Raise MovedError if they have another generation.
         """
-        pull = m.Pull(
-            serial=0, trainer=self._trainer, generation=self.generation, at_least=self._heard_version
-        )  # fmt: skip
-        replies = self._ask_values(pull)
+        replies = self._ask_values(
+            m.Pull(serial=0, trainer=self._trainer, generation=self.generation, at_least=self._heard_version)
+        )
         self._take_in(replies)
         self.version = self._heard_version = replies[0][0].version
 
@@ -270,11 +269,10 @@ class ServedModel:
                 parts.append(PartGradient(place, None))
                 arrays.append(_cut(gradient, part))
         frame = frame_of(arrays)
-        message = m.Push(
+        return m.Push(
             serial=0, trainer=self._trainer, generation=self.generation, lease=lease, based_on=self.version,
             refused=refused, is_step=bool(gradients), parts=tuple(parts), nbytes=len(frame),
-        )  # fmt: skip
-        return message, frame
+        ), frame  # fmt: skip
 
     def quit(self) -> None:
         """Tell the servers that this trainer leaves and pushes nothing more."""

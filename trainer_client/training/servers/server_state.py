@@ -163,10 +163,15 @@ class ServerState:
 
     def _look(self, asker: bytes, message: m.Look) -> list[Instruction]:
         self._heard_s[message.trainer] = self._now_s
-        shown = m.Shown(
-            serial=message.serial, generation=self.generation, version=self.version, over=self.over, parts=self.parts
-        )  # fmt: skip
-        return [Answer(asker, shown)]
+        return [
+            Answer(
+                asker,
+                m.Shown(
+                    serial=message.serial, generation=self.generation, version=self.version, over=self.over,
+                    parts=self.parts,
+                ),
+            )
+        ]  # fmt: skip
 
     def _quit(self, _asker: bytes, message: m.Quit) -> list[Instruction]:
         # Sent without waiting for an answer, so it may come twice, or of a trainer that was forgotten.
@@ -203,8 +208,8 @@ class ServerState:
         if message.at_least > self.version:
             self._pulls[message.trainer] = (asker, message)
             return []
-        values = m.Values(serial=message.serial, version=self.version, done=None, nbytes=0)
-        return [Answer(asker, values, values=True)]
+        answer = m.Values(serial=message.serial, version=self.version, done=None, nbytes=0)
+        return [Answer(asker, answer, values=True)]
 
     def _push(self, asker: bytes, message: m.Push) -> list[Instruction]:
         """Hold the gradients, or, in the first server, apply or refuse them and order the others to apply."""

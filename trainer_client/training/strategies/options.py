@@ -158,8 +158,7 @@ def places_of_variables(
         taken, why = "cpu", f", because {len(devices)} towers update when they like"
     elif asked == "auto":
         taken = "balanced"
-    places = {"cpu": ("CPU:0",), "gpu": gpus[:1], "balanced": tuple(devices)}
-    return places[taken], taken + why
+    return {"cpu": ("CPU:0",), "gpu": gpus[:1], "balanced": tuple(devices)}[taken], taken + why
 
 
 class LeastLoaded:

@@ -116,8 +116,11 @@ def refuse_unsynchronised(model: Any) -> None:
 
     Trained variables and those of the optimizer are checked.
     """
-    variables = [*model.trainable_variables, *model.optimizer.variables]
-    alone = [each.path for each in variables if not getattr(each.value, "is_distributed_variable", False)]
+    alone = [
+        variable.path
+        for variable in (*model.trainable_variables, *model.optimizer.variables)
+        if not getattr(variable.value, "is_distributed_variable", False)
+    ]
     if alone:
         raise SettingsError(
             expected="variables of which each replica has a copy", got=_named(alone), where="--model",

@@ -189,5 +189,4 @@ def _refuse_changed(model: Any, scope: _Noting) -> None:
 def _share_of(part: Contribution) -> Contribution:
     """Return this replica's contribution to the all-reduced mean (its own mean if there is no all-reduce)."""
     share = share_of_all(part.weight)
-    gradients = [times(gradient, share) for gradient in part.gradients]
-    return part._replace(loss=part.loss * share, gradients=gradients)
+    return part._replace(loss=part.loss * share, gradients=[times(gradient, share) for gradient in part.gradients])
