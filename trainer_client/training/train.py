@@ -45,7 +45,9 @@ class TrainOrder(JobOrder):
     judge_every: dict[str, Any]
     #: Where to write the trained model at the end; None: nowhere.
     export: Path | None
+    #: The dtype policy of the model's layers.
     precision: str
+    #: For the same weights again on a CPU; None: Keras is not seeded.
     seed: int | None
     #: Where to serve metrics: arguments of `connect`.
     metrics: dict[str, Any]

@@ -136,7 +136,10 @@ class CheckpointFolder:
         return None if found is None else found[1:]
 
     def read_newest_whole(self) -> tuple[str, Arrays, dict[str, Any]] | None:
-        """Return the file name, arrays and record of the newest intact checkpoint, as `read_last` does."""
+        """Return file name, arrays and record of the newest intact checkpoint; None if there is no checkpoint at all.
+
+        Raise DataError if there are some, but all are damaged.
+        """
         reasons: dict[Path, str] = {}
         self._last = self._newest_number()
         # A file that appears meanwhile is left out, so that a chain counts it as another's.

@@ -125,6 +125,7 @@ def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> It
     while True:
         # In this order: a checkpoint that was written before the mark is found by a look after it.
         finished, there = folder.is_finished(), folder.newest()
+        # Those that were written while one was evaluated are passed over, but for the newest.
         if there != newest:
             newest = there
             checkpoint = folder.read_last()

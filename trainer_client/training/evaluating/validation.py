@@ -103,6 +103,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         Their beginning is counted back from their end, because before the first of them a checkpoint may not be
         restored yet.
         """
+        # Counted from the model's beginning, so a run that was resumed is judged at the same places.
         if self._steps is not None:
             done = self._step()
             if (done - (batch - self._first + 1)) // self._steps != done // self._steps:

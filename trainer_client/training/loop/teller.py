@@ -94,7 +94,8 @@ class Teller:
         self._log = Log("trainer", stream=session.stream)
         #: The figures at the last line.
         self._before = self._figures(0)
-        #: Smoothed numbers of ready and of staged batches; empty before the first step.
+        #: Smoothed numbers of ready and of staged batches; empty before the first step. If both are near 0, the loaders
+        #: are too slow; if only the latter is, handing batches to TensorFlow is.
         self._ahead: list[float] = []
 
     def begin(self, progress: RunProgress, traces: int) -> None:

@@ -225,6 +225,7 @@ class _Processor:
 
     def write(self, _number: int, columns: dict[str, NDArray[Any]]) -> None:
         """Count the samples of a batch, and hand the usable ones to the processor, if there is one."""
+        # If this trainer dies before the batch is reported done, another hands it over again.
         usable = ~columns.pop(MASKED)  # users get the outputs of usable samples only, so the column says nothing
         self._finished["samples"] += int(np.count_nonzero(usable))
         self._finished[MASKED] += int(np.count_nonzero(~usable))

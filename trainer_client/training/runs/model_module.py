@@ -171,6 +171,7 @@ class JobOrder:
     endpoint: str
     #: A folder of keys; empty: none.
     keys: str
+    #: How long to wait for the coordinator, and for parameter servers.
     connect_timeout_s: float
 
     @classmethod

@@ -140,6 +140,7 @@ class Run:
             while not self.reason:
                 yield from self._epoch()
         finally:
+            # However the loop is left: it may be begun again, and goes on from these totals.
             self._there, self._is_running = self._progress.totals, False
         self._progress.finish()
         self._session.end_run(self.reason, epoch=self._there.epochs, step=self._there.steps)
@@ -203,6 +204,7 @@ class Run:
             1
         """
         session = self._session
+        # A trainer that holds several ranks has a batch for each in a step, which is not over before all are in hand.
         if self._in_hand < session.replicas:
             return
         self._in_hand = 0

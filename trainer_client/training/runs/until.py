@@ -171,13 +171,16 @@ class LoopSettings:
 
     until: Until
     checkpoints: Path
+    #: How many checkpoints stay.
     keep: int = 3
     #: When to save within an epoch; None: not by steps, or not by time.
     save_every_steps: int | None = None
     save_every_s: float | None = 600.0
+    #: Steps from one progress line to the next.
     tell_every: int = 100
     #: How often to retry a batch whose gradients are not finite.
     retries: int = 10
+    #: Whether each replica's loss and gradients are compiled; what replicas exchange and apply is not.
     xla: bool = False
     #: The folder for summaries; None: write none.
     summaries: Path | None = None

@@ -30,7 +30,8 @@ class HeldVariable:
     shape: tuple[int, ...]
     dtype: str
     item_bytes: int
-    #: Whether its rows can be updated apart from each other.
+    #: Whether its rows can be updated apart from each other: not if the optimizer's state for it has another shape, as
+    #: Adafactor's has.
     can_be_cut: bool = True
 
     @property
@@ -60,6 +61,7 @@ def rows_of(shape: Sequence[int]) -> int:
 
 def _placed(variable: HeldVariable, filled: list[int]) -> list[tuple[int, tuple[int, int]]]:
     rows, servers = rows_of(variable.shape), len(filled)
+    # Cut over all servers, so a table may be larger than what one of them can hold.
     emptiest = sorted(range(servers), key=lambda server: filled[server])
     if not variable.can_be_cut or rows < servers or variable.nbytes < _LEAST_BYTES:
         return [(emptiest[0], (0, rows))]

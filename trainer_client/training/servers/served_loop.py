@@ -198,7 +198,10 @@ class ServedLoop(BaseLoop):
         return steps
 
     def _try(self, element: Any) -> tuple[float | None, int, bool]:
-        """Pull if it is due, compute and push; return loss, valid rows and whether the batch is in the model."""
+        """Pull if it is due, compute and push; return loss, valid rows and whether the batch is in the model.
+
+        The loss is None if servers had moved before anything was computed.
+        """
         loss, rows = None, 0
         lease = self._leases.in_hand()
         try:

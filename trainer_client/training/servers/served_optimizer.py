@@ -196,6 +196,7 @@ def _buffer(dtype: Any, shape: tuple[int | None, ...]) -> Any:
 
 def merge_rows(numbers: NDArray[np.integer], values: NDArray[np.generic]) -> Rows:
     """Return rising row numbers and their values, each row once, with the values of repeated rows summed."""
+    # Summed here, because optimizers are not linear: Keras's Adam, given a row twice, squares its parts one by one.
     if not len(numbers):
         return numbers.astype(np.int64), values
     order = np.argsort(numbers, kind="stable")

@@ -66,6 +66,8 @@ class ServerConnections:
         Once one has moved, no more answers are waited for, because the others may wait for its orders: some may be
         missing. Raise LostError if a server does not answer in time. `heed` may raise, which ends the wait.
         """
+        # A question keeps its serial however often it is sent, since the connection may break at any time: a server
+        # that has it already answers again and does nothing twice.
         asked = {}
         for at, (message, frame) in questions.items():
             self._serial += 1

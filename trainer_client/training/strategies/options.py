@@ -53,7 +53,8 @@ class StrategyOptions:
     all_reduce: AllReduce | None = None
     combine: Literal["mean", "sum"] | None = None
     variables: VariablesOn | None = None
-    #: Gradients are refused if more than this many batches were applied since their values were pulled.
+    #: Gradients are refused if more than this many batches were applied since their values were pulled: at 0, only one
+    #: worker at a time gets through.
     staleness: int | None = None
     #: Steps from one pull to the next.
     pull_every: int | None = None
