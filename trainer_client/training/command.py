@@ -216,8 +216,8 @@ class _ChooseStrategy(argparse.Action):
         setattr(namespace, self.dest, values)
         # Arguments are taken in order, so a `--help` that comes later prints the texts that are set here.
         for action in self.own:
-            heeded = action.dest in HEEDED[values]
-            action.help = _STRATEGY_OPTIONS[action.dest]["help"] if heeded else argparse.SUPPRESS
+            is_heeded = action.dest in HEEDED[values]
+            action.help = _STRATEGY_OPTIONS[action.dest]["help"] if is_heeded else argparse.SUPPRESS
 
 
 def _add_strategy(command: argparse.ArgumentParser) -> None:

@@ -193,8 +193,10 @@ class CheckpointFolder:
             entries = list(self._folder.iterdir())  # unlike `glob` it raises where the folder cannot be read
         except FileNotFoundError:
             return []
-        paths = [path for path in entries if path.suffix == ".npz" and path.stem.isdecimal()]
-        return sorted(paths, key=lambda path: int(path.stem))
+        return sorted(
+            (path for path in entries if path.suffix == ".npz" and path.stem.isdecimal()),
+            key=lambda path: int(path.stem),
+        )
 
     def _drop_old(self) -> None:
         # Damaged files do not count as kept: they must not push out the intact ones before them.

@@ -300,8 +300,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         except BaseException as error:  # whatever ends `fit`: it calls no `on_train_end` after an error
             self._unwrap()  # or the wrapper would stay on the model
             if isinstance(error, KeyboardInterrupt):
-                saved = self._session.saved or "none"
-                self._log.warning("training is interrupted", step=self._step(), checkpoint=saved)
+                self._log.warning(
+                    "training is interrupted", step=self._step(), checkpoint=self._session.saved or "none"
+                )
             raise
         if self._early_stop is None:
             self._save_if_due()

@@ -48,8 +48,9 @@ class StopWatch:
 
     def times(self) -> EpochTimes:
         """Return the times so far."""
-        total_s = time.perf_counter() - self._began_s
-        return EpochTimes(steps=self.steps, wait_s=self.wait_s, compute_s=total_s - self.wait_s)
+        return EpochTimes(
+            steps=self.steps, wait_s=self.wait_s, compute_s=time.perf_counter() - self._began_s - self.wait_s
+        )
 
 
 class CountedBatches:

@@ -71,8 +71,9 @@ def evaluate(order: EvaluateOrder) -> int:
         evaluator = _evaluator(order.module)
         data = {stream: _dataset(order, feed) for stream, feed in feeds.items()}
         order.module.refuse_unknown_parameters()
-        work = f"evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}"
-        _print_for_people(order, starting_line(work))
+        _print_for_people(
+            order, starting_line(f"evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}")
+        )
         samples = checkpoints = shares = 0
         version = order.module.version(("model", "loss", "eval_metrics"))
         # The end of the job ends following as well: it is that of the training that we follow.

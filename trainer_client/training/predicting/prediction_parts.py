@@ -21,7 +21,7 @@ import json
 import os
 import secrets
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -119,8 +119,7 @@ class PredictionParts:
 
         Raise DataError if another prediction was begun in place of ours.
         """
-        finished: Finished | None = (self._own() if self._id else self._read()).get("finished")
-        return finished
+        return cast("Finished | None", (self._own() if self._id else self._read()).get("finished"))
 
     def _own(self) -> dict[str, Any]:
         record = self._read()

@@ -45,8 +45,8 @@ class Predictor:
                 self._model(self._inputs(tensors))
             assign_values(self._model.variables, self._values)
             self._values = None
-        named = dict(_named(self._step(tensors), ""))
-        return {name: _checked(name, plain_value(output), rows) for name, output in named.items()}
+        outputs = _named(self._step(tensors), "")
+        return {name: _checked(name, plain_value(output), rows) for name, output in outputs}
 
     def _outputs(self, tensors: Mapping[str, Any]) -> Any:
         return self._model(self._inputs(tensors), training=False)

@@ -102,8 +102,7 @@ class ModelModule:
         Raise SettingsError if the module has none, or if they are no dict of known roles.
         """
         keys = self.require("feed_keys")
-        known = {"inputs", "targets", "weights", "map"}
-        if not isinstance(keys, dict) or not keys.keys() <= known:
+        if not isinstance(keys, dict) or not keys.keys() <= {"inputs", "targets", "weights", "map"}:
             got = ", ".join(map(str, keys)) if isinstance(keys, dict) else f"a {type(keys).__name__}"
             raise SettingsError(
                 expected="feed_keys, a dict with some of inputs, targets, weights and map", got=got, where=self.name,

@@ -96,9 +96,11 @@ def worker_settings(place: Role, options: StrategyOptions, until: Until) -> Serv
 
     memory = None if options.server_memory is None else int(options.server_memory * 2**20)
     staleness = USUAL_STALENESS if options.staleness is None else options.staleness
-    shares = SharesSettings(staleness=staleness, most=steps_of(until), memory=memory)
     return ServedSettings(
-        is_chief=place.is_master, pull_every=options.pull_every or _PULL_EVERY, shares=shares, workers=place.world
+        is_chief=place.is_master,
+        pull_every=options.pull_every or _PULL_EVERY,
+        shares=SharesSettings(staleness=staleness, most=steps_of(until), memory=memory),
+        workers=place.world,
     )
 
 

@@ -367,8 +367,8 @@ class ServedLoop(BaseLoop):
                 return None
             self._since_pull = 0
             self._progress.count(epochs=self._progress.totals.epochs, steps=self._steps_done() - self._progress.steps)
-            epochs = merged(_done_set(state), done).epochs
-            return state | {"epochs": [[epoch.epoch, epoch.fresh, list(epoch.missing)] for epoch in epochs]}
+            whole = merged(_done_set(state), done)
+            return state | {"epochs": [[epoch.epoch, epoch.fresh, list(epoch.missing)] for epoch in whole.epochs]}
 
     def _commit(self, cut: dict[str, Any] | None) -> bool:
         """Commit a cut, as long as nothing else was trained or pulled; return whether there was one."""

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -138,8 +138,7 @@ class ServedModel:
         answer, _ = self._servers.ask({0: (message, frame)})[0]
         if answer.code == "moved":
             raise MovedError
-        taken: m.Taken = answer
-        return taken
+        return cast("m.Taken", answer)
 
     def serve(self, done: DoneSet, version: int) -> None:
         """Give every server its share of the model as it is; `done` is the batches that are applied to it.
@@ -195,8 +194,7 @@ class ServedModel:
         )
         self._take_in(replies, has_slots=True)
         self.version = replies[0][0].version
-        done: DoneSet = replies[0][0].done
-        return done
+        return cast("DoneSet", replies[0][0].done)
 
     def _take_in(self, replies: Sequence[Reply], *, has_slots: bool = False) -> None:
         """Assign the servers' values to the model's variables; with `has_slots`, the optimizer's state follows them."""

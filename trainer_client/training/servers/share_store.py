@@ -101,10 +101,8 @@ class ShareStore:
         self._updates[kind]([gradient for _, gradient in gradients])
 
     def _update(self, variables: list[Any]) -> Any:
-        optimizer = self._optimizer
-        return tf.function(
-            lambda gradients: optimizer.apply(gradients, variables), reduce_retracing=True, autograph=False
-        )
+        apply = self._optimizer.apply
+        return tf.function(lambda gradients: apply(gradients, variables), reduce_retracing=True, autograph=False)
 
     def read(self, parts: tuple[PartGradient, ...], frame: memoryview) -> Gradients:
         """Return the gradients in a frame; raise ProtocolError if they are not of this share."""

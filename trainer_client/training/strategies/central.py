@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -37,8 +37,7 @@ class SharedCopy(InRounds):
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return a scope that puts each new variable in the place with the fewest bytes so far."""
-        scope: AbstractContextManager[Any] = tf.variable_creator_scope(self._create)
-        return scope
+        return cast("AbstractContextManager[Any]", tf.variable_creator_scope(self._create))
 
     def _create(self, create: Callable[..., Any], **how: Any) -> Any:
         """Create a variable in its place; once the model is built, beside the variable that it belongs to."""

@@ -13,7 +13,7 @@ from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 import tensorflow as tf
@@ -62,8 +62,7 @@ class Replicated(InRounds):
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return the strategy's scope, in which the model's and the optimizer's variables are made."""
-        scope: AbstractContextManager[Any] = self._strategy.scope()
-        return scope
+        return cast("AbstractContextManager[Any]", self._strategy.scope())
 
     def one_of(self, element: Any) -> Any:
         """Return the first replica's part of a step's element."""

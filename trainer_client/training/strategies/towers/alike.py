@@ -7,7 +7,7 @@ of its process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -167,5 +167,4 @@ def _sum_of_all(strategy: tf.distribute.Strategy, own: NDArray[np.int64]) -> NDA
 
     left = iter([own, *(np.zeros_like(own) for _ in others)])
     values = strategy.experimental_distribute_values_from_function(lambda _context: tf.constant(next(left)))
-    total: NDArray[np.int64] = strategy.experimental_local_results(summed_of_all(values))[0].numpy()
-    return total
+    return cast("NDArray[np.int64]", strategy.experimental_local_results(summed_of_all(values))[0].numpy())
