@@ -71,7 +71,7 @@ class CheckpointFolder:
         self._last = 0
         #: The checkpoint that was read or written last.
         self.newest_used: Path | None = None
-        #: Files that were passed over; they do not count as kept.
+        #: Files that were passed over, because they are damaged.
         self._damaged: set[Path] = set()
         self._log = Log("trainer")
 
@@ -199,8 +199,8 @@ class CheckpointFolder:
         )
 
     def _drop_old(self) -> None:
-        # Damaged files do not count as kept: they must not push out the intact ones before them.
         """Remove what is older than the newest `keep` intact checkpoints, and all drafts."""
+        # Damaged files do not count as kept: they must not push out the intact ones before them.
         whole = [path for path in self._list_paths() if path not in self._damaged]
         oldest = int(whole[-self._keep :][0].stem)
         self._remove(path for path in self._list_paths() if int(path.stem) < oldest)

@@ -174,7 +174,7 @@ class ServerState:
         ]  # fmt: skip
 
     def _quit(self, _asker: bytes, message: m.Quit) -> list[Instruction]:
-        # Sent without waiting for an answer, so it may come twice, or of a trainer that was forgotten.
+        # A trainer that was silent for long is forgotten already, here and at the others.
         is_known = self._heard_s.pop(message.trainer, None) is not None
         return [Tell(self._order("forget", trainer=message.trainer))] if self._is_first and is_known else []
 
