@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from trainer_client.training.evaluating.validation import Validation
     from trainer_client.training.runs.early_stop import EarlyStop
     from trainer_client.training.runs.elastic import run_elastic
-    from trainer_client.training.runs.run import Run
+    from trainer_client.training.runs.run_loop import Run
     from trainer_client.training.runs.stop_rules import LevelledOff, NoProgress, Worsening
     from trainer_client.training.runs.until import Until
     from trainer_client.training.strategies.cluster import cluster_resolver, device_function, start_server
@@ -111,7 +111,7 @@ _MODULES = {
     "RefusedError": "shared.errors",
     "Role": "trainer_client.roles",
     "role": "trainer_client.roles",
-    "Run": "trainer_client.training.runs.run",
+    "Run": "trainer_client.training.runs.run_loop",
     "run_elastic": "trainer_client.training.runs.elastic",
     "run_pipeline": "trainer_client.tf.pipelines.pipeline",
     "SampleError": "shared.errors",

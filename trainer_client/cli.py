@@ -25,7 +25,6 @@ from trainer_client.arguments import (
     whole,
 )
 from trainer_client.training.command import add_train
-from trainer_client.training.runs.model_module import model_module
 from trainer_client.verifying.command import add_verify
 
 if TYPE_CHECKING:
@@ -89,17 +88,15 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _evaluate(options: argparse.Namespace) -> int:
     streams = options.stream or ["dev"]
     refuse_usage(options, find_unheeded(options, {"--max-time": "--follow"}) or find_repeated("--stream", streams))
-    from trainer_client.training.evaluating.evaluate import EvaluateOrder, Follow, evaluate
+    from trainer_client.training.evaluating.evaluate import EvaluateOrder, evaluate
 
     return evaluate(
-        EvaluateOrder(
-            module=model_module(options, {"loss": options.loss, "eval_metrics": options.eval_metrics}),
-            endpoint=options.feed,
+        EvaluateOrder.of(
+            options,
+            {"loss": options.loss, "eval_metrics": options.eval_metrics},
             streams=tuple(streams),
-            keys=options.keys,
-            connect_timeout_s=options.timeout_seconds,
             checkpoints=options.checkpoint,
-            follow=Follow(max_time_s=options.max_time or math.inf) if options.follow else None,
+            follow_s=(options.max_time or math.inf) if options.follow else None,
             summaries=options.summaries,
             as_json=options.json,
         )
@@ -155,12 +152,10 @@ def _predict(options: argparse.Namespace) -> int:
     from trainer_client.training.predicting.predict import PredictOrder, predict
 
     predict(
-        PredictOrder(
-            module=model_module(options, {"prediction_processor": options.prediction_processor}),
-            endpoint=options.feed,
+        PredictOrder.of(
+            options,
+            {"prediction_processor": options.prediction_processor},
             stream=options.stream,
-            keys=options.keys,
-            connect_timeout_s=options.timeout_seconds,
             checkpoints=options.checkpoint,
             output=options.output,
             as_json=options.json,

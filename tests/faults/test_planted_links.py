@@ -124,7 +124,7 @@ def index_lock(folder: Path) -> None:
 def keras_model(folder: Path) -> None:
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    importlib.import_module("trainer_client.training.export").export_model(model, None, folder / "model.keras")
+    importlib.import_module("trainer_client.training.train").export_model(model, None, folder / "model.keras")
 
 
 PLACES: dict[str, Callable[[Path], object]] = {

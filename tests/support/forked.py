@@ -81,7 +81,8 @@ _TRAINERS = (
     "trainer_client.training.checkpoints.feed_checkpoint",
     "trainer_client.training.loop.training_loop",
     "trainer_client.training.predicting.predict",
-    *("trainer_client.training.servers.served_loop", "trainer_client.training.strategies.by_name"),
+    "trainer_client.training.servers.served_loop",
+    *(f"trainer_client.training.strategies.{name}" for name in ("asynchronous", "central", "mirrored", "multi_worker")),
 )
 
 

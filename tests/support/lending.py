@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainer_client.training.checkpoints.variables import assign_values, plain_value
+from trainer_client.training.checkpoints.saved_model import assign_values, plain_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable

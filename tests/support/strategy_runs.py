@@ -23,7 +23,7 @@ import tensorflow as tf  # isort: skip
 from trainer_client import Until  # isort: skip
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder  # isort: skip
 from trainer_client.training.strategies.multi_worker import MultiWorker  # isort: skip
-from trainer_client.training.strategies.towers.cluster_strategy import refuse_uneven  # isort: skip
+from trainer_client.training.strategies.multi_worker import refuse_uneven  # isort: skip
 from trainer_client.training.loop.training_loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
 
 __all__ = ["FORM", "STEPS", "Spoken", "adam", "saved", "trained"]
@@ -160,7 +160,7 @@ def _poison(feed):
 def _run_several(folder: Path, replicas: int) -> None:
     """The same for so many replicas in this process: what they train, and that they are equal."""
     placement = MultiWorker(replicas)
-    came: dict[str, object] = {"said": placement.said}
+    came: dict[str, object] = {"said": placement.choice}
     with TemporaryDirectory() as own:
         losses, loop = trained(Path(own), placement, spread_feed(epochs=STEPS, **placement.ranks))
         variables = [*loop._model.variables, *loop._model.optimizer.variables]

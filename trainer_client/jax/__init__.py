@@ -32,13 +32,29 @@ if TYPE_CHECKING:
 
 __all__ = ["FeedArrays", "ranks"]
 
+#: Bytes of a number of 64 bits.
 _WIDE = 8
 
 
 class FeedArrays:
     """Whole batches as arrays, from the feed's cursor to the end of its epoch.
 
-    With a `sharding`, the rows of all processes' batches are one array, spread as it says.
+    A batch counts as trained on once the next is asked for.
+
+    Args:
+        feed: The feed, of one rank.
+        sharding: How the rows of all processes' batches are spread as one array. None: each process has arrays of its
+            own.
+
+    Raises:
+        SettingsError: The feed holds several ranks.
+
+    Example:
+        >>> import trainer_client.jax
+        >>> for batch in trainer_client.jax.FeedArrays(feed):
+        ...     loss = batch["audio"].mean()
+        >>> feed.epoch
+        1
     """
 
     def __init__(self, feed: Feed, *, sharding: jax.sharding.Sharding | None = None) -> None:
@@ -57,14 +73,35 @@ class FeedArrays:
         return jax.make_array_from_process_local_data(self._sharding, array)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the feed's position as plain values: after the batch that was given last. Call it after its step."""
+        """Return the feed's position as plain values: after the batch that was given last. Call it after its step.
+
+        Returns:
+            A dict that JSON can hold.
+        """
         return self._given.state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `get_state` returned; refused if the plan has changed, or other ranks are elsewhere."""
+        """Go back to what `get_state` returned.
+
+        Args:
+            state: What `get_state` returned, in this process or an earlier one.
+
+        Raises:
+            SettingsError: The state is of another job, stream or plan.
+            RefusedError: Other ranks stand at another cursor.
+        """
         self._given.restore(state)
 
 
 def ranks() -> dict[str, int]:
-    """Return `rank` and `world` for `connect`: this process among those of `jax.distributed`."""
+    """Return `rank` and `world` for `connect`: this process among those of `jax.distributed`.
+
+    Returns:
+        A dict with both.
+
+    Example:
+        >>> import trainer_client.jax
+        >>> trainer_client.jax.ranks()
+        {'rank': 0, 'world': 1}
+    """
     return {"rank": jax.process_index(), "world": jax.process_count()}

@@ -19,9 +19,27 @@ __all__ = ["SpecAugment"]
 
 @keras.saving.register_keras_serializable(package="stoker")
 class SpecAugment(TableLayer):
-    """Layer that masks stripes of time and of frequency in features `[rows, steps, bands]`, in training only.
+    """Layer that masks stripes of time and of frequency in features, in training only.
 
-    `SpecAugment(time_width=50)(bands, frames)` draws for each row anew, from a generator that is saved with the model.
+    Each row is drawn for anew, from a generator that is saved with the model.
+
+    Args:
+        name: The name of the layer.
+        dtype: As for any Keras layer.
+        seed: The seed of the generator. None: another one in each process.
+        **table: Settings of the loaders' `spec_augment`, such as `time_width`.
+
+    Raises:
+        SettingsError: A setting is unknown or impossible.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from trainer_client.layers import SpecAugment
+        >>> layer, features = SpecAugment(time_width=20, fill="zero"), tf.ones([1, 50, 40])
+        >>> bool(tf.reduce_all(layer(features, tf.constant([50])) == features))
+        True
+        >>> layer(features, tf.constant([50]), training=True).shape == features.shape
+        True
     """
 
     def __init__(
@@ -37,24 +55,37 @@ class SpecAugment(TableLayer):
         self._generator = keras.random.SeedGenerator(seed)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration from which `from_config` makes an equal layer."""
+        """Return the configuration from which `from_config` makes an equal layer.
+
+        Returns:
+            The settings, with the seed.
+        """
         return {**super().get_config(), "seed": self._seed}
 
     def call(self, features: Any, length: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002 - Keras'
-        """Return the features with stripes masked; unchanged if not training."""
+        """Return the features with stripes masked; unchanged if not training.
+
+        Args:
+            features: Features `[rows, steps, bands]`.
+            length: How many steps each row has.
+            training: Whether to mask stripes.
+
+        Returns:
+            Features of the same shape.
+        """
         if not training:
             return features
-        said: StripeSettings = self.settings
+        stripes: StripeSettings = self.settings
         length = tf.cast(length, tf.int32)
         steps, bands = tf.shape(features)[1], tf.shape(features)[2]
         # float64: loaders compute the share in Python's floats, and float32 could round to another whole number.
-        share = tf.cast(said.time_share * tf.cast(length, tf.float64), tf.int32)
-        in_time = self._striped(said.time_stripes, tf.minimum(said.time_width, share), length, steps)
-        widest = tf.fill(tf.shape(length), tf.minimum(said.band_width, bands))
-        in_bands = self._striped(said.band_stripes, widest, tf.fill(tf.shape(length), bands), bands)
+        share = tf.cast(stripes.time_share * tf.cast(length, tf.float64), tf.int32)
+        in_time = self._striped(stripes.time_stripes, tf.minimum(stripes.time_width, share), length, steps)
+        widest = tf.fill(tf.shape(length), tf.minimum(stripes.band_width, bands))
+        in_bands = self._striped(stripes.band_stripes, widest, tf.fill(tf.shape(length), bands), bands)
         own = tf.sequence_mask(length, steps)[:, :, tf.newaxis]
         wiped = own & (in_time[:, :, tf.newaxis] | in_bands[:, tf.newaxis, :])
-        return tf.where(wiped, _mean(features, own) if said.fill == "mean" else tf.zeros_like(features), features)
+        return tf.where(wiped, _mean(features, own) if stripes.fill == "mean" else tf.zeros_like(features), features)
 
     def _striped(self, stripes: int, most: Any, size: Any, places: Any) -> Any:
         """Return which places of each row lie in a stripe."""

@@ -25,5 +25,5 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration from which `from_config` makes an equal layer."""
-        said = super().get_config()
-        return {"name": said["name"], "dtype": said["dtype"], **self._table}
+        config = super().get_config()
+        return {"name": config["name"], "dtype": config["dtype"], **self._table}

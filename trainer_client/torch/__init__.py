@@ -37,8 +37,23 @@ __all__ = ["FeedTensors", "ranks"]
 class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
     """Whole batches as tensors, from the feed's cursor to the end of its epoch.
 
-    Iterate over it, or give it to a `DataLoader` with `batch_size=None`. With a `device`, tensors are copied there from
-    pinned memory while the loop goes on.
+    Iterate over it, or give it to a `DataLoader` with `batch_size=None`. A batch counts as trained on once the next is
+    asked for.
+
+    Args:
+        feed: The feed, of one rank.
+        device: Where tensors go: they are copied there from pinned memory while the loop goes on. On the CPU they lie
+            in the feed's own memory.
+
+    Raises:
+        SettingsError: The feed holds several ranks, or another process than its own reads the data.
+
+    Example:
+        >>> import trainer_client.torch
+        >>> for batch in trainer_client.torch.FeedTensors(feed):
+        ...     loss = batch["audio"].mean()
+        >>> feed.epoch
+        1
     """
 
     def __init__(self, feed: Feed, *, device: torch.device | str = "cpu") -> None:
@@ -58,16 +73,26 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
         """Return a tensor over the array's memory, or a copy of it on the device."""
         tensor = torch.from_numpy(array)
-        if self._device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the feed's position as plain values: after the batch that was given last. Call it after its step."""
+        """Return the feed's position as plain values: after the batch that was given last. Call it after its step.
+
+        Returns:
+            A dict that JSON can hold.
+        """
         return self._given.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `state_dict` returned; refused if the plan has changed, or other ranks are elsewhere."""
+        """Go back to what `state_dict` returned.
+
+        Args:
+            state: What `state_dict` returned, in this process or an earlier one.
+
+        Raises:
+            SettingsError: The state is of another job, stream or plan.
+            RefusedError: Other ranks stand at another cursor.
+        """
         self._given.restore(state)
 
 
@@ -81,18 +106,27 @@ def _read_elsewhere(got: str) -> SettingsError:
 def ranks() -> dict[str, int]:
     """Return `rank` and `world` for `connect`: the process group's if there is one, else torchrun's, else 0 of 1.
 
-    Raise SettingsError if RANK or WORLD_SIZE is not a number.
+    Returns:
+        A dict with both.
+
+    Raises:
+        SettingsError: RANK or WORLD_SIZE is not a number.
+
+    Example:
+        >>> import trainer_client.torch
+        >>> trainer_client.torch.ranks()
+        {'rank': 0, 'world': 1}
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return {"rank": torch.distributed.get_rank(), "world": torch.distributed.get_world_size()}
-    said = {name: os.environ.get(variable, "") for name, variable in (("rank", "RANK"), ("world", "WORLD_SIZE"))}
-    if not any(said.values()):
+    numbers = {"rank": os.environ.get("RANK", ""), "world": os.environ.get("WORLD_SIZE", "")}
+    if not any(numbers.values()):
         return {"rank": 0, "world": 1}
     try:
-        return {name: int(value) for name, value in said.items()}
+        return {name: int(value) for name, value in numbers.items()}
     except ValueError:
         raise SettingsError(
             expected="numbers in RANK and WORLD_SIZE, as torchrun sets them",
-            got=f"RANK={said['rank']!r}, WORLD_SIZE={said['world']!r}", where="the environment",
+            got=f"RANK={numbers['rank']!r}, WORLD_SIZE={numbers['world']!r}", where="the environment",
             remedy="Start with torchrun, or pass rank and world to connect.",
         ) from None  # fmt: skip

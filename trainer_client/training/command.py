@@ -20,10 +20,8 @@ from trainer_client.arguments import (
     whole,
     wrong_usage,
 )
-from trainer_client.training.runs.model_module import model_module
-from trainer_client.training.strategies.choosing.all_reduce import ALL_REDUCES
-from trainer_client.training.strategies.choosing.variable_devices import VARIABLES_ON
-from trainer_client.training.strategies.options import HEEDED, StrategyOptions
+from trainer_client.training.runs.until import LoopSettings, Until
+from trainer_client.training.strategies.options import ALL_REDUCES, HEEDED, VARIABLES_ON, StrategyOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,11 +50,9 @@ examples:
 
 def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """Add the command and return its parser."""
-    texts = ("Train a model on a stream.", _TRAIN, _TRAIN_EXAMPLES)
-    command = command_named(commands, "train", _train, texts)
+    command = command_named(commands, "train", _train, ("Train a model on a stream.", _TRAIN, _TRAIN_EXAMPLES))
     _add_module(command)
-    job = add_job(command)
-    job.add_argument("--stream", default="train", help="train on this stream of the job (default: train)")
+    add_job(command).add_argument("--stream", default="train", help="train on this stream of the job (default: train)")
     _add_limits(command)
     _add_validation(command)
     _add_saving(command)
@@ -221,8 +217,8 @@ class _ChooseStrategy(argparse.Action):
         setattr(namespace, self.dest, values)
         # Arguments are taken in order, so a `--help` that comes later prints the texts that are set here.
         for action in self.own:
-            heeded = action.dest in HEEDED[values]
-            action.help = _STRATEGY_OPTIONS[action.dest]["help"] if heeded else argparse.SUPPRESS
+            is_heeded = action.dest in HEEDED[values]
+            action.help = _STRATEGY_OPTIONS[action.dest]["help"] if is_heeded else argparse.SUPPRESS
 
 
 def _add_strategy(command: argparse.ArgumentParser) -> None:
@@ -239,52 +235,41 @@ def _add_strategy(command: argparse.ArgumentParser) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     refuse_usage(options, find_train_problem(options))
-    from trainer_client.training.runs.until import Until
     from trainer_client.training.train import TrainOrder, train
 
-    strategy = StrategyOptions(
-        name=options.strategy,
-        replicas=options.replicas,
-        all_reduce=options.all_reduce,
-        combine=options.combine,
-        variables=options.variables,
-        staleness=options.staleness,
-        pull_every=options.pull_every,
-        server_memory=options.server_memory,
-    )
+    strategy = StrategyOptions(name=options.strategy, **{name: getattr(options, name) for name in _STRATEGY_OPTIONS})
     with wrong_usage(options):
         strategy.refuse_unheeded()
         until = Until(epochs=options.epochs, steps=options.steps, max_time_s=options.max_time)
         listening_of(options.metrics_listen, 0, options.metrics_token, insecure=options.insecure)
-    order = TrainOrder(
-        module=model_module(options, {}),
-        endpoint=options.feed,
-        stream=options.stream,
-        keys=options.keys,
-        connect_timeout_s=options.timeout_seconds,
-        strategy=strategy,
-        judges=tuple(options.validate or ()),
-        judge_every=options.validate_every or {"epochs": 1},
-        export=options.export,
-        precision=options.precision,
-        seed=options.seed,
-        metrics={
-            "metrics_targets": options.metrics_targets,
-            "metrics_listen": options.metrics_listen,
-            "metrics_token": options.metrics_token,
-            "metrics_insecure": options.insecure,
-        },
-    )
     train(
-        order,
-        until=until,
-        checkpoints=options.checkpoint,
-        keep=options.keep,
-        save_every_steps=options.save_every.get("steps"),
-        save_every_s=options.save_every["seconds"],
-        tell_every=options.log_every,
-        retries=options.retries,
-        xla=options.xla,
-        summaries=options.summaries,
+        TrainOrder.of(
+            options,
+            {},
+            stream=options.stream,
+            strategy=strategy,
+            loop=LoopSettings(
+                until=until,
+                checkpoints=options.checkpoint,
+                keep=options.keep,
+                save_every_steps=options.save_every.get("steps"),
+                save_every_s=options.save_every["seconds"],
+                tell_every=options.log_every,
+                retries=options.retries,
+                xla=options.xla,
+                summaries=options.summaries,
+            ),
+            judges=tuple(options.validate or ()),
+            judge_every=options.validate_every or {"epochs": 1},
+            export=options.export,
+            precision=options.precision,
+            seed=options.seed,
+            metrics={
+                "metrics_targets": options.metrics_targets,
+                "metrics_listen": options.metrics_listen,
+                "metrics_token": options.metrics_token,
+                "metrics_insecure": options.insecure,
+            },
+        )
     )
     return 0

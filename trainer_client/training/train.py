@@ -1,97 +1,98 @@
 """`trainer-client train`: training of a user's model on a running job's stream, up to a target.
 
-Rules: whatever can fail without a rank fails before one is taken, because attaching takes the rank from whoever trains
-on it: the user's module, the model and its optimizer, and the validation streams. The coordinator has answered before
-TensorFlow is imported, which takes seconds. Only one process of a run writes.
+Rules: whatever can fail without a rank fails before one is taken, because attaching takes the rank from the trainer
+that has it: the user's module, the model and its optimizer, and the validation streams. The coordinator has answered
+before TensorFlow is imported, which takes seconds. Only one process of a run writes. An export is there whole or not at
+all.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
 from shared.keys import ClientKeys
 from shared.quick_import import quick_import
 from shared.stores.own_files import refuse_closed
-from trainer_client.connecting import connect
 from trainer_client.network.coordinator_client import wait_for_coordinator
-from trainer_client.training.runs.lines import exported_line, strategy_line
+from trainer_client.training.runs.model_module import JobOrder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trainer_client.feed import Feed
     from trainer_client.training.loop.placement import Placement
     from trainer_client.training.loop.training_loop import TrainingData
-    from trainer_client.training.runs.model_module import ModelModule
+    from trainer_client.training.runs.until import LoopSettings
     from trainer_client.training.strategies.options import StrategyOptions
 
-__all__ = ["TrainOrder", "train"]
+__all__ = ["TrainOrder", "export_model", "placement_of", "train"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOrder:
-    """The settings of the command line, except the loop's own (see `LoopSettings`)."""
+class TrainOrder(JobOrder):
+    """The settings of the command line."""
 
-    module: ModelModule
-    endpoint: str
     stream: str
-    keys: str
-    connect_timeout_s: float
     strategy: StrategyOptions
+    loop: LoopSettings
     #: Validation streams, and how often to evaluate on them: `epochs` or `steps` of `Validation`.
     judges: tuple[str, ...]
     judge_every: dict[str, Any]
     #: Where to write the trained model at the end; None: nowhere.
     export: Path | None
+    #: The dtype policy of the model's layers.
     precision: str
+    #: For the same weights again on a CPU; None: Keras is not seeded.
     seed: int | None
     #: Where to serve metrics: arguments of `connect`.
     metrics: dict[str, Any]
 
 
-def train(order: TrainOrder, **settings: Any) -> None:
+def train(order: TrainOrder) -> None:
     """Train until the target is reached, with the strategy that the order names.
 
-    Folders, validation streams and the user's module are checked before the training feed attaches.
+    Folders, validation streams and the user's module are checked before the training feed attaches: raise
+    SettingsError, DataError, LostError or RefusedError for what is wrong there, before a rank is taken.
     """
     if order.export is not None:
         _refuse_to_replace(order.export)
     if order.strategy.name == "parameter-server":
-        _train_with_servers(order, settings)
+        _train_with_servers(order)
         return
     with ExitStack() as stack:
-        _wait_for_coordinator(order)
+        # The coordinator answers before the slow imports of TensorFlow and the user's module.
+        keys = ClientKeys.read(order.keys, "trainer", to="coordinator") if order.keys else None
+        wait_for_coordinator(order.endpoint, keys, order.connect_timeout_s)
         # Ranks come from the placement, which imports TensorFlow. Only with a single device are the ranks known before:
         # then a bad validation stream is refused before that import.
-        placement = None if order.strategy.name == "single" else _placement(order)
-        ranks = {} if placement is None else placement.ranks
+        placement = None if order.strategy.name == "single" else placement_of(order.strategy)
         judging = {"rank": 0} if placement is None else placement.judging
         judges = [stack.enter_context(_connect_judge(order, name, **judging)) for name in order.judges]
-        placement = placement or _placement(order)
-        _refuse_closed(order, settings, writes=placement.writes)
-        from trainer_client.training.loop.training_loop import LoopSettings, TrainingLoop
+        placement = placement or placement_of(order.strategy)
+        _refuse_closed(order, writes=placement.writes)
+        from trainer_client.training.loop.training_loop import TrainingLoop
 
         model = _model(order, placement)
-        _refuse_without_roles(order.module)
+        # Which of the two the stream needs is only known once it is open.
+        if order.module.find("dataset_pipeline") is None:
+            order.module.feed_keys()
         callbacks = _callbacks(order, judges)
         order.module.refuse_unknown_parameters()
-        loop_settings = LoopSettings(**settings)
-        # This takes the ranks from whoever trains on them, so all that may be refused without them was refused above.
-        feed = stack.enter_context(_connect(order, order.stream, **ranks, **order.metrics))
-        _refuse_evaluation(feed)
+        # This takes the ranks from the trainers that have them, so all that may be refused without was refused above.
+        feed = _connect(stack, order, **placement.ranks)
         for judge in judges:
             judge._session.evaluate_for(feed._session)
         data = _data(order, feed, placement)
-        TrainingLoop(model, data, placement, loop_settings, callbacks).run()
-        if order.export is not None and placement.writes:
-            _export(order.export, model, data)
+        TrainingLoop(model, data, placement, order.loop, callbacks).run()
+        _export(order, model, data, writes=placement.writes)
 
 
-def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
+def _train_with_servers(order: TrainOrder) -> None:
     """Train as one of several workers, or serve as a parameter server, by this process's role.
 
     Raise SettingsError for validation by steps, as workers take no steps together.
@@ -107,18 +108,12 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
     if place.is_ps:
         servers.serve_share(place, order.keys, partial(order.module.make, "optimizer"))
         return
-    _refuse_closed(order, settings, writes=place.is_master)
-    until = settings["until"]
+    _refuse_closed(order, writes=place.is_master)
     with ExitStack() as stack:
         # Only the chief calls callbacks, so only it connects to validation streams.
-        names = order.judges if place.is_master else ()
-        judges = [stack.enter_context(_connect_judge(order, name, rank=0)) for name in names]
-        feed = stack.enter_context(
-            _connect(order, order.stream, rank=0, epochs=servers.epochs_of(until), **order.metrics)
-        )
-        _refuse_evaluation(feed)
+        judges = [stack.enter_context(_connect_judge(order, name, rank=0)) for name in order.judges if place.is_master]
+        feed = _connect(stack, order, rank=0, epochs=servers.epochs_of(order.loop.until))
         with quick_import():  # TensorFlow takes seconds
-            from trainer_client.training.loop.training_loop import LoopSettings
             from trainer_client.training.servers.served_loop import ServedLoop
             from trainer_client.training.strategies.single import Single
         model = _model(order, Single())
@@ -127,20 +122,48 @@ def _train_with_servers(order: TrainOrder, settings: dict[str, Any]) -> None:
         order.module.refuse_unknown_parameters()
         connections = servers.connections_to(place, order.keys, order.connect_timeout_s)
         stack.callback(connections.close)
-        worker = servers.worker_settings(place, order.strategy, until)
-        ServedLoop(model, data, connections, worker, LoopSettings(**settings), callbacks).run()
-        if order.export is not None and place.is_master:
-            _export(order.export, model, data)
+        worker = servers.worker_settings(place, order.strategy, order.loop.until)
+        ServedLoop(model, data, connections, worker, order.loop, callbacks).run()
+        _export(order, model, data, writes=place.is_master)
 
 
-def _wait_for_coordinator(order: TrainOrder) -> None:
-    """Wait until the coordinator answers, before the slow imports of TensorFlow and the user's module."""
-    keys = ClientKeys.read(order.keys, "trainer", to="coordinator") if order.keys else None
-    wait_for_coordinator(order.endpoint, keys, order.connect_timeout_s)
+def placement_of(options: StrategyOptions) -> Placement:
+    """Return the strategy that the options name, with this process's devices set up for it, and print its choice.
+
+    Raise SettingsError if these devices, or this process's role, do not fit it.
+    """
+    with quick_import():  # TensorFlow takes seconds
+        from trainer_client.training.loop import training_loop  # noqa: F401 - so that it is imported quickly, too
+        from trainer_client.training.strategies.asynchronous import Asynchronous
+        from trainer_client.training.strategies.central import Central
+        from trainer_client.training.strategies.mirrored import Mirrored
+        from trainer_client.training.strategies.multi_worker import MultiWorker
+        from trainer_client.training.strategies.single import Single
+        from trainer_client.training.strategies.towers.feeding import tower_devices
+    of_towers: dict[str, Any] = {"mirrored": Mirrored, "central": Central, "async": Asynchronous}
+    # A strategy heeds one of both at most: the other was refused when the options were read.
+    choice, sums = options.all_reduce or options.variables or "auto", options.combine == "sum"
+    placement: Placement
+    if options.name in of_towers:
+        placement = of_towers[options.name](tower_devices(options.replicas), choice, sums=sums)
+    elif options.name == "multi-worker":
+        placement = MultiWorker(options.replicas, options.all_reduce or "auto", sums=sums)
+    else:
+        placement = Single()
+    if placement.choice:
+        print(f"STRATEGY: {placement.choice}", flush=True)
+    return placement
 
 
-def _connect(order: TrainOrder, stream: str, **how: Any) -> Feed:
-    return connect(order.endpoint, stream=stream, keys=order.keys, connect_timeout_s=order.connect_timeout_s, **how)
+def _connect(stack: ExitStack, order: TrainOrder, **how: Any) -> Feed:
+    """Return the training feed, until the stack ends; raise SettingsError if its stream is for evaluation."""
+    feed = stack.enter_context(order.connect(order.stream, **how, **order.metrics))
+    if feed._session.spec.evaluation:
+        raise SettingsError(
+            expected="a stream for training", got=f"{order.stream}, which is for evaluation",
+            where=f"--stream {order.stream}", remedy=f"Judge by it: --validate {order.stream}.",
+        )  # fmt: skip
+    return feed
 
 
 def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:
@@ -148,7 +171,7 @@ def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:
 
     Raise SettingsError if the stream is one for training.
     """
-    feed = _connect(order, stream, work="evaluate", **how)
+    feed = order.connect(stream, work="evaluate", **how)
     if not feed._session.spec.evaluation:
         feed.close()
         raise SettingsError(
@@ -156,25 +179,6 @@ def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:
             remedy="Name a stream that is like the one for training, or write evaluation = true in it.",
         )  # fmt: skip
     return feed
-
-
-def _placement(order: TrainOrder) -> Placement:
-    with quick_import():  # TensorFlow takes seconds
-        from trainer_client.training.loop import training_loop  # noqa: F401 - as said
-        from trainer_client.training.strategies.by_name import placement_of
-    placement = placement_of(order.strategy)
-    if placement.said:
-        print(strategy_line(placement.said), flush=True)
-    return placement
-
-
-def _refuse_evaluation(feed: Feed) -> None:
-    stream = feed._session.spec.stream
-    if feed._session.spec.evaluation:
-        raise SettingsError(
-            expected="a stream for training", got=f"{stream}, which is for evaluation", where=f"--stream {stream}",
-            remedy=f"Judge by it: --validate {stream}.",
-        )  # fmt: skip
 
 
 def _model(order: TrainOrder, placement: Placement) -> Any:
@@ -190,15 +194,6 @@ def _model(order: TrainOrder, placement: Placement) -> Any:
     return model
 
 
-def _refuse_without_roles(module: ModelModule) -> None:
-    """Raise SettingsError if the module has neither `dataset_pipeline` nor `feed_keys`.
-
-    Which of the two the stream needs is only known once it is open.
-    """
-    if module.find("dataset_pipeline") is None:
-        module.feed_keys()
-
-
 def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
     from trainer_client.training.loop.training_loop import TrainingData
 
@@ -206,11 +201,7 @@ def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
         elements = placement.pipeline(feed, order.module.require("dataset_pipeline"))
         return TrainingData(feed=feed, elements=elements, for_each_shape=None)
     keys = order.module.feed_keys()
-    return TrainingData(
-        feed=feed,
-        elements=placement.data(feed, keys),
-        for_each_shape=partial(feed.warm_up, **keys),
-    )
+    return TrainingData(feed=feed, elements=placement.data(feed, keys), for_each_shape=partial(feed.warm_up, **keys))
 
 
 def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
@@ -224,6 +215,27 @@ def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
     return [Validation(*judges, **order.judge_every, metrics=metrics, **order.module.feed_keys()), *own]
 
 
+def _refuse_closed(order: TrainOrder, *, writes: bool) -> None:
+    """Raise SettingsError now, not after hours of training, for a folder that the writer may not write to."""
+    places = {
+        "--checkpoint": order.loop.checkpoints,
+        "--summaries": order.loop.summaries,
+        "--export": order.export.parent if order.export is not None else None,
+    }
+    for option, folder in places.items():
+        if writes and folder is not None:
+            refuse_closed(folder, where=option)
+
+
+# --- the trained model ---
+
+
+def _export(order: TrainOrder, model: Any, data: TrainingData, *, writes: bool) -> None:
+    """Export the model if the order says where, in the process that writes."""
+    if writes and order.export is not None:
+        export_model(model, data.elements, order.export)
+
+
 def _refuse_to_replace(path: Path) -> None:
     """Raise SettingsError if the export would replace a folder that is not an exported model."""
     is_folder_for_file = path.suffix == ".keras" and path.is_dir()
@@ -235,21 +247,33 @@ def _refuse_to_replace(path: Path) -> None:
         )  # fmt: skip
 
 
-def _refuse_closed(order: TrainOrder, settings: dict[str, Any], *, writes: bool) -> None:
-    """Raise SettingsError now, not after hours of training, for a folder that the writer may not write to."""
-    places = {
-        "--checkpoint": settings["checkpoints"],
-        "--summaries": settings["summaries"],
-        "--export": order.export.parent if order.export is not None else None,
-    }
-    for option, folder in places.items():
-        if writes and folder is not None:
-            refuse_closed(folder, where=option)
+def export_model(model: Any, elements: Any, path: Path) -> None:
+    """Write the model to `path`, a `.keras` file or the folder of a SavedModel, and replace an earlier export there.
+
+    The SavedModel serves any number of rows. `elements` have the specs of the model's inputs; padded lengths that
+    differ between batches are None in them. Print where the model is.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Written first into a folder whose name nobody can guess: TensorFlow would follow a link that is planted there.
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        draft = Path(folder, path.name)
+        if path.suffix == ".keras":
+            model.save(draft)
+        else:
+            spec = elements.element_spec
+            _save_served(model, spec[0] if isinstance(spec, tuple) else spec, draft)
+            # A folder cannot be renamed over one that holds files.
+            shutil.rmtree(path, ignore_errors=True)
+        draft.replace(path)
+    print(f"EXPORTED: {path}", flush=True)
 
 
-def _export(path: Path, model: Any, data: TrainingData) -> None:
-    from trainer_client.training.export import export_model
+def _save_served(model: Any, inputs: Any, folder: Path) -> None:
+    import keras
+    import tensorflow as tf
 
-    spec: Any = data.elements.element_spec  # type: ignore[attr-defined] # of a tf.data.Dataset
-    export_model(model, spec[0] if isinstance(spec, tuple) else spec, path)
-    print(exported_line(path), flush=True)
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    signature = tf.nest.map_structure(lambda spec: tf.TensorSpec((None, *spec.shape[1:]), spec.dtype), inputs)
+    archive.add_endpoint("serve", lambda served: model(served, training=False), input_signature=[signature])
+    archive.write_out(str(folder), verbose=False)

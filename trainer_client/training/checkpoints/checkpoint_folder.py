@@ -66,10 +66,11 @@ class CheckpointFolder:
         self._folder = Path(folder)
         self._keep = keep
         self._chained = chained
-        #: The number of the newest file when we last read or wrote.
+        #: The number of the newest file when we last read or wrote: in a chain, a higher one is another writer's.
         self._last = 0
         #: The checkpoint that was read or written last.
         self.newest_used: Path | None = None
+        #: Files that were passed over, because they are damaged.
         self._damaged: set[Path] = set()
         self._log = Log("trainer")
 
@@ -98,7 +99,7 @@ class CheckpointFolder:
                 _write(file, arrays, record)
                 file.flush()
                 os.fsync(file.fileno())
-        except Exception as error:
+        except Exception as error:  # whatever it is, no draft stays behind
             temporary.unlink(missing_ok=True)
             _raise_in_our_words(error, self._folder)
             raise
@@ -134,7 +135,10 @@ class CheckpointFolder:
         return None if found is None else found[1:]
 
     def read_newest_whole(self) -> tuple[str, Arrays, dict[str, Any]] | None:
-        """Return the file name, arrays and record of the newest intact checkpoint, as `read_last` does."""
+        """Return file name, arrays and record of the newest intact checkpoint; None if there is no checkpoint at all.
+
+        Raise DataError if there are some, but all are damaged.
+        """
         reasons: dict[Path, str] = {}
         self._last = self._newest_number()
         # A file that appears meanwhile is left out, so that a chain counts it as another's.
@@ -188,12 +192,14 @@ class CheckpointFolder:
             entries = list(self._folder.iterdir())  # unlike `glob` it raises where the folder cannot be read
         except FileNotFoundError:
             return []
-        paths = [path for path in entries if path.suffix == ".npz" and path.stem.isdecimal()]
-        return sorted(paths, key=lambda path: int(path.stem))
+        return sorted(
+            (path for path in entries if path.suffix == ".npz" and path.stem.isdecimal()),
+            key=lambda path: int(path.stem),
+        )
 
     def _drop_old(self) -> None:
-        # Damaged files do not count as kept: they must not push out the intact ones before them.
         """Remove what is older than the newest `keep` intact checkpoints, and all drafts."""
+        # Damaged files do not count as kept: they must not push out the intact ones before them.
         whole = [path for path in self._list_paths() if path not in self._damaged]
         oldest = int(whole[-self._keep :][0].stem)
         self._remove(path for path in self._list_paths() if int(path.stem) < oldest)

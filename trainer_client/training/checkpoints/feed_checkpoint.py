@@ -23,10 +23,9 @@ from shared.errors import EndedError, SettingsError, WorldChangedError
 from shared.logs import Log
 from trainer_client.tf.dataset import ranks_of
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
-from trainer_client.training.checkpoints.counted_batches import CountedBatches, EpochTimes, StopWatch
-from trainer_client.training.checkpoints.fit_evaluation import FitEvaluation
-from trainer_client.training.checkpoints.variables import assign_values, plain_value
-from trainer_client.training.runs.run import JOB_ENDED, progress_of
+from trainer_client.training.checkpoints.fit_stand_ins import CountedBatches, EpochTimes, FitEvaluation, StopWatch
+from trainer_client.training.checkpoints.saved_model import assign_arrays, plain_arrays, plain_value
+from trainer_client.training.runs.run_loop import JOB_ENDED, progress_of
 from trainer_client.training.runs.until import RunTotals
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
     from trainer_client.feed import Feed
     from trainer_client.training.runs.early_stop import EarlyStop
-    from trainer_client.training.runs.progress import RunProgress
     from trainer_client.training.runs.until import Until
 
 __all__ = ["EpochTimes", "FeedCheckpoint"]
@@ -108,13 +106,11 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if early_stop is not None:
             early_stop.be_kept_by_checkpoint()
         self._until = until
-        self._progress: RunProgress | None = None
-        if until is not None:
-            self._progress = progress_of(until, self._session)
+        self._progress = None if until is None else progress_of(until, self._session)
         #: Rows trained on when steps were last counted, and when results were last shared.
         self._rows = self._rows_before = 0
         #: What to assign once the model has its variables; None: nothing.
-        self._pending: dict[str, NDArray[np.generic]] | None = None
+        self._pending: Mapping[str, NDArray[np.generic]] | None = None
         #: The epoch of `fit`, and that of the feed's cursor as it began.
         self._epoch = self._feed_epoch = 0
         #: Whether a step was taken; and how many since the last save.
@@ -144,8 +140,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
                 expected="a target", got="none", where="FeedCheckpoint.epochs",
                 remedy='Pass until=Until(epochs="+10"), for example, or give fit a number.',
             )  # fmt: skip
-        found = self._folder.read_last()
-        limit = self._until.from_there(_totals(found[1] if found is not None else {})).epochs
+        _, record = self._folder.read_last() or ({}, {})
+        limit = self._until.from_there(RunTotals.of_checkpoint(record)).epochs
         return _UNLIMITED if limit is None else limit
 
     @property
@@ -195,24 +191,27 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if logs is not None:
             logs["data_wait_s"] = self.times.wait_s
         # Keras ends the epoch even if training was stopped within it. The epoch is not over then, and not counted.
-        stopped_inside = self.model.stop_training and self._session.cursor.at.epoch == self._feed_epoch
-        self._count(0, epochs=epoch if stopped_inside else epoch + 1)
+        is_whole = not self.model.stop_training or self._session.cursor.at.epoch != self._feed_epoch
+        epochs = epoch + is_whole
+        self._count(0, epochs=epochs)
         try:
-            told = self._share(epoch if stopped_inside else epoch + 1, logs or {}, is_whole=not stopped_inside)
+            results = self._share(epochs, logs or {}, is_whole=is_whole)
         except EndedError:  # no results of other ranks come, and without them the epoch is not evaluated
             self.model.stop_training = self._job_ended = True
             return
         if self._early_stop is not None and JOB_ENDED in self.params:
             return  # the epoch is not evaluated
-        if self._early_stop is not None and not stopped_inside:
-            self.model.stop_training |= self._early_stop.note(epoch, told)
-        self._save(epoch if stopped_inside else epoch + 1, self._session.cursor.state())
+        if self._early_stop is not None and is_whole:
+            self.model.stop_training |= self._early_stop.note(epoch, results)
+        self._save(epochs, self._session.cursor.state())
 
     def _share(self, epochs: int, logs: Mapping[str, Any], *, is_whole: bool) -> Mapping[str, Any]:
         """Share the epoch's results; return the logs, with the means over all ranks if early stopping needs them."""
         session = self._session
         rows, self._rows_before = session.trained_rows - self._rows_before, session.trained_rows
         means = {name: value for name, value in logs.items() if name != "data_wait_s"}
+        # Ranks in step have to decide on stopping alike, so each waits for what the epoch came to over all of them,
+        # even if it has no rows itself. Without early stopping nobody has to wait.
         waits = self._early_stop is not None and is_whole and session.ranks.world > session.ranks.replicas
         if not means or not (rows or waits):
             return logs
@@ -231,6 +230,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._unwrap()
         if self._writes():
             self._folder.mark(finished=True)
+        # No batch came that would have built the model, so the checkpoint was never restored.
         if self._pending is not None:
             raise SettingsError(
                 expected="a built model to restore into", got="one that was never called",
@@ -297,20 +297,16 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             if taken.ended:
                 self._stop_with_the_job()
             raise
-        except BaseException as error:
-            # `fit` does not call `on_train_end` after an error, so the wrapper would stay on the model.
-            self._unwrap()
+        except BaseException as error:  # whatever ends `fit`: it calls no `on_train_end` after an error
+            self._unwrap()  # or the wrapper would stay on the model
             if isinstance(error, KeyboardInterrupt):
-                self._tell_what_is_saved()
+                self._log.warning(
+                    "training is interrupted", step=self._step(), checkpoint=self._session.saved or "none"
+                )
             raise
         if self._early_stop is None:
             self._save_if_due()
         return logs
-
-    def _tell_what_is_saved(self) -> None:
-        """Log at which step `fit` was interrupted, and which checkpoint it resumes at."""
-        saved = self._session.saved or "none"
-        self._log.warning("training is interrupted", step=self._step(), checkpoint=saved)
 
     def _save_if_due(self) -> None:
         if self._every is not None and self._unsaved >= self._every:
@@ -325,6 +321,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._save_inside()
 
     def _take_first(self, taken: CountedBatches) -> Any:
+        # A change of the world reaches the loop with the next batch, between two steps: what the chief commits here
+        # costs a trainer that joins no training.
         try:
             self._session.check_world()
             return next(taken)
@@ -352,11 +350,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     # --- saving ---
 
     def _save_inside(self) -> None:
-        """Save inside an epoch.
-
-        The value for early stopping is only known at the epoch's end, so with it the save after the last step waits for
-        that.
-        """
+        """Save inside an epoch; with early stopping, not after its last step."""
+        # The value that early stopping goes by is only known at the epoch's end, so that save waits until then.
         feed = self._session.cursor.state()
         at_end = self._session.cursor.epoch_of(feed) > self._feed_epoch
         if not at_end or self._early_stop is None:
@@ -370,7 +365,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if self._pending is not None or not (self._trained or self.model.built):  # there may be no variables yet
             return
         began_s = time.perf_counter()
-        arrays = {str(at): plain_value(variable) for at, variable in enumerate(self._variables())}
+        arrays = plain_arrays(self._variables())
         record = {
             "epoch": next_epoch,
             "feed": feed,
@@ -390,6 +385,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Return whether this process is the one that writes."""
         if self._session.is_elastic and self._session.ranks.rank:
             return False
+        # Under a strategy of several processes, TensorFlow knows which of them is the chief.
         return bool(self.model.distribute_strategy.extended.should_checkpoint)
 
     def _variables(self) -> list[Any]:
@@ -410,41 +406,37 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._trained = False
         self._unsaved = 0
         self._job_ended = False
-        found = self._folder.read_last()
-        if found is None:
+        checkpoint = self._folder.read_last()
+        if checkpoint is None:
             self._session.cursor.rewind()
             self._restore_early_stop({})
             self._begin(RunTotals())
             if self._session.is_elastic:
                 self._share_first_weights()
             return
-        arrays, record = found
+        arrays, record = checkpoint
         self._session.cursor.restore(record["feed"])
         self._session.note_saved(self._folder.newest_used, record.get("step", 0))
         self.model._initial_epoch = record["epoch"]  # noqa: SLF001 - Keras's own BackupAndRestore does it so
-        is_over = self._begin(_totals(record))
+        is_over = self._begin(RunTotals.of_checkpoint(record))
         if self._restore_early_stop(record.get("early_stop", {})) or is_over:
             self.model._initial_epoch = max(record["epoch"], self.params["epochs"])  # noqa: SLF001 - no epoch is left
-        self._pending = arrays
-        if self.model.built:
-            self._assign()
+        self._assign_once_built(arrays)
 
     def _share_first_weights(self) -> None:
         """Have all ranks of the first elastic world begin with the chief's weights.
 
-        The chief commits them, if its model is built, before it says where it starts, which the others wait for.
+        The chief commits them, if its model is built, before it reports where it starts, which the others wait for.
         """
         if self._writes():
             if self.model.built:
                 self._save(0, self._session.cursor.state())
             return
-        # This waits until the chief has said where it starts; what it commits first is there by then.
+        # This waits until the chief has reported where it starts; what it commits first is there by then.
         self._session.cursor.restore(self._session.cursor.state())
-        found = self._folder.read_last()
-        if found is not None:
-            self._pending = found[0]
-            if self.model.built:
-                self._assign()
+        checkpoint = self._folder.read_last()
+        if checkpoint is not None:
+            self._assign_once_built(checkpoint[0])
 
     def _begin(self, there: RunTotals) -> bool:
         """Begin with the totals of the checkpoint; return whether the target is reached already."""
@@ -462,20 +454,19 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if self._pending is not None:
             inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
             self.model(inputs)
-            self._assign()
+            self._assign(self._pending)
 
-    def _assign(self) -> None:
-        assert self._pending is not None
+    def _assign_once_built(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Assign a checkpoint's values now, or with the first batch if the model has no variables yet."""
+        self._pending = arrays
+        if self.model.built:
+            self._assign(arrays)
+
+    def _assign(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         variables = self._variables()
-        arrays = [self._pending[str(at)] for at in range(len(self._pending))]
         with self.model.distribute_strategy.scope():
-            assign_values(variables, arrays)
+            assign_arrays(variables, arrays)
         self._pending = None
-
-
-def _totals(record: Mapping[str, Any]) -> RunTotals:
-    """Return the totals in a checkpoint; what an earlier release, or a run without a target, lacks is 0."""
-    return RunTotals.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)})
 
 
 def _check_keras(version: str) -> None:

@@ -1,9 +1,9 @@
 """`trainer-client evaluate`: a model's loss and metrics on evaluation streams, once or for each new checkpoint.
 
 Rules: a checkpoint is read whole before it is evaluated, so training may write others meanwhile; it is evaluated on all
-streams. Values are those of all samples, whoever else evaluates the same; if batches were given up they are those of a
-share, which the line says, and so does the exit code. Losing the loaders is an error, never an end. TensorFlow is
-imported only once the loaders have let us in, so that nobody waits for it after mistyping their address.
+streams. Values are those of all samples, even if other processes evaluate some of them; if batches were given up they
+are those of a share, which the line reports, and so does the exit code. Losing the loaders is an error, never an end.
+TensorFlow is imported only once the loaders have let us in, so that nobody waits for it after mistyping their address.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import DataError, EndedError, SettingsError
 from shared.quick_import import quick_import
 from shared.stores.own_files import refuse_closed
-from trainer_client.connecting import connect
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 from trainer_client.training.evaluating.evaluation_sums import Judged, digest_of_arrays, sums_of
-from trainer_client.training.runs.lines import finished_line, judged_json, judged_line, starting_line
+from trainer_client.training.runs.model_module import JobOrder
+from trainer_client.training.runs.printed_lines import finished_line, judged_json, judged_line, starting_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trainer_client.training.evaluating.evaluator import Evaluator
     from trainer_client.training.runs.model_module import ModelModule
 
-__all__ = ["EvaluateOrder", "Follow", "evaluate", "models_own", "no_checkpoint"]
+__all__ = ["EvaluateOrder", "evaluate", "models_own", "no_checkpoint"]
 
 #: How often to look for a new checkpoint in a folder, because nothing announces one.
 _LOOK_EVERY_S = 1.0
@@ -43,49 +43,41 @@ _ASK_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Follow:
-    """Settings to go on with each new checkpoint until training ends, or for `max_time_s`."""
-
-    #: Infinite if there is no limit.
-    max_time_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateOrder:
+class EvaluateOrder(JobOrder):
     """The settings of the command line."""
 
-    module: ModelModule
-    endpoint: str
     streams: tuple[str, ...]
-    keys: str
-    connect_timeout_s: float
     checkpoints: Path
-    #: How to follow training; None: evaluate once.
-    follow: Follow | None
+    #: For how long at most to go on with each new checkpoint, until training ends; None: evaluate once.
+    follow_s: float | None
     #: The folder for summaries; None: write none.
     summaries: Path | None
     as_json: bool
 
 
 def evaluate(order: EvaluateOrder) -> int:
-    """Evaluate, and print a line for each stream and checkpoint; return the exit code."""
+    """Evaluate, and print a line for each stream and checkpoint; return the exit code.
+
+    Raise DataError if there is no checkpoint, LostError if the loaders are gone.
+    """
     began_s = time.monotonic()
     if order.summaries is not None:
         refuse_closed(order.summaries, where="--summaries")
     with ExitStack() as stack:
-        feeds = {name: stack.enter_context(_connect(order, name)) for name in order.streams}
+        # As an evaluator, so that a stream for training refuses us before we take anybody's place.
+        feeds = {
+            stream: stack.enter_context(order.connect(stream, work="evaluate", rank=0)) for stream in order.streams
+        }
         evaluator = _evaluator(order.module)
-        data = {name: _dataset(order, feed) for name, feed in feeds.items()}
+        data = {stream: _dataset(order, feed) for stream, feed in feeds.items()}
         order.module.refuse_unknown_parameters()
-        if not order.as_json:
-            print(
-                starting_line(f"evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}"), flush=True
-            )
+        _print_for_people(
+            order, starting_line(f"evaluating {', '.join(data)} with the checkpoints in {order.checkpoints}")
+        )
         samples = checkpoints = shares = 0
         version = order.module.version(("model", "loss", "eval_metrics"))
-        with (
-            suppress(EndedError) if order.follow is not None else nullcontext()
-        ):  # the training that we follow has ended, too
+        # The end of the job ends following as well: it is that of the training that we follow.
+        with suppress(EndedError) if order.follow_s is not None else nullcontext():
             for arrays, record in _versions(order, feeds.values(), began_s):
                 own = models_own(arrays, record)
                 judged = Judged(
@@ -97,13 +89,12 @@ def evaluate(order: EvaluateOrder) -> int:
                     values = evaluator.evaluate(dataset, own, sums)
                     samples += int(values["rows"])
                     shares += bool(sums.given_up)
-                    _tell(order, stream, judged, values, sums)
+                    _report(order, stream, judged, values, sums)
                     _share(feeds[stream], judged, values, sums)
                 checkpoints += 1
-    if not order.as_json:
-        totals = [f"{checkpoints} checkpoints", f"{samples} samples"]
-        why = f"{shares} of the evaluations are those of a share, as batches were given up" if shares else ""
-        print(finished_line(totals, time.monotonic() - began_s, why), flush=True)
+    why = f"{shares} of the evaluations are those of a share, as batches were given up" if shares else ""
+    totals = [f"{checkpoints} checkpoints", f"{samples} samples"]
+    _print_for_people(order, finished_line(totals, time.monotonic() - began_s, why))
     return DataError.exit_code if shares else 0
 
 
@@ -111,18 +102,6 @@ def _evaluator(module: ModelModule) -> Evaluator:
     with quick_import():
         from trainer_client.training.evaluating.evaluator import Evaluator
     return Evaluator(module.make("model"), module.find("loss"), module.make_if_there("eval_metrics") or ())
-
-
-def _connect(order: EvaluateOrder, stream: str) -> Feed:
-    """Connect as an evaluator, so that a stream for training refuses us before we take anybody's place."""
-    return connect(
-        order.endpoint,
-        stream=stream,
-        work="evaluate",
-        rank=0,
-        keys=order.keys,
-        connect_timeout_s=order.connect_timeout_s,
-    )
 
 
 def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
@@ -141,20 +120,19 @@ def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
 
 
 def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> Iterator[tuple[Arrays, dict[str, Any]]]:
-    """Yield the newest checkpoint and, when following, each new one."""
-    asked_s = began_s
+    """Yield the newest checkpoint and, when following, each new one; raise DataError if there was none."""
+    asked_s, newest = began_s, ""
     folder = CheckpointFolder(order.checkpoints, 1)
-    newest = ""
-    max_time_s = order.follow.max_time_s if order.follow is not None else 0.0
     while True:
         # In this order: a checkpoint that was written before the mark is found by a look after it.
         finished, there = folder.is_finished(), folder.newest()
+        # Those that were written while one was evaluated are passed over, but for the newest.
         if there != newest:
             newest = there
-            found = folder.read_last()
-            if found is not None:
-                yield found
-        left_s = began_s + max_time_s - time.monotonic()
+            checkpoint = folder.read_last()
+            if checkpoint is not None:
+                yield checkpoint
+        left_s = began_s + (order.follow_s or 0.0) - time.monotonic()
         if finished or left_s <= 0:
             break
         if time.monotonic() - asked_s > _ASK_EVERY_S:
@@ -163,7 +141,7 @@ def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> It
             asked_s = time.monotonic()
         threading.Event().wait(min(_LOOK_EVERY_S, left_s))
     if not newest:
-        raise no_checkpoint(folder, is_followed=order.follow is not None)
+        raise no_checkpoint(folder, is_followed=order.follow_s is not None)
 
 
 def no_checkpoint(folder: CheckpointFolder, *, is_followed: bool = False) -> DataError:
@@ -184,6 +162,12 @@ def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
 # --- reports ---
 
 
+def _print_for_people(order: EvaluateOrder, line: str) -> None:
+    # Scripts that read JSON objects get nothing else.
+    if not order.as_json:
+        print(line, flush=True)
+
+
 def _share(feed: Feed, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
     """Report the values to the coordinator, for `loader-server status`."""
     means = {name: value for name, value in values.items() if name != "rows"}
@@ -193,9 +177,10 @@ def _share(feed: Feed, judged: Judged, values: dict[str, float], sums: Evaluatio
     )  # fmt: skip
 
 
-def _tell(order: EvaluateOrder, stream: str, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
+def _report(order: EvaluateOrder, stream: str, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
     step, epoch = judged.step, judged.epoch
     if order.summaries is not None:
+        # Imported late, as it brings TensorFlow.
         from trainer_client.training.runs.summaries import write_summaries
 
         write_summaries(order.summaries, step, {f"{stream}/{name}": value for name, value in values.items()})

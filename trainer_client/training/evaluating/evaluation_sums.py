@@ -1,4 +1,4 @@
-"""Sums of metric states over all samples of an evaluation, whoever evaluates which.
+"""Sums of metric states over all samples of an evaluation, though several processes may each evaluate some.
 
 This process may evaluate alone; or ranks in lockstep have a share each; or trainers in queue mode lease batches.
 
@@ -11,7 +11,7 @@ anything that NumPy makes an array of.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,40 +31,21 @@ __all__ = ["EvaluationSums", "Judged", "LeasedSums", "OwnSums", "RankSums", "dig
 _LABEL = NAME.longest - 20
 
 
-class EvaluationSums(Protocol):
-    """The sums of one evaluation, for whoever computes metrics."""
-
-    #: What the evaluation is called where others may take part; empty where nobody can.
-    name: str
-    #: How many batches were given up, so that the sums lack them.
-    given_up: int
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether others add to the sums, so that nothing but sums counts."""
-
-    def begin(self, layout: str, nbytes: int) -> None:
-        """Begin; `layout` describes the metrics, and a batch's states take `nbytes` bytes."""
-
-    def add(self, states: Any) -> None:
-        """Add the states of the batch in hand."""
-
-    def whole(self) -> NDArray[np.float64] | None:
-        """Return the sums over all batches; None if some are left, so that reading goes on."""
-
-
 class OwnSums:
     """Sums of a process that evaluates all batches."""
 
+    #: Whether others add to the sums, so that nothing but sums counts.
     is_shared = False
+    #: What the evaluation is called where others may take part; empty where nobody can.
     name = ""
+    #: How many batches were given up, so that the sums lack them.
     given_up = 0
 
     def __init__(self) -> None:
         self._sums: Any = None
 
     def begin(self, layout: str, nbytes: int) -> None:
-        """Begin with no sums."""
+        """Begin with no sums; `layout` describes the metrics, and a batch's states take `nbytes` bytes."""
         self._sums = None
 
     def add(self, states: Any) -> None:
@@ -116,6 +97,8 @@ class LeasedSums:
 
     def add(self, states: Any) -> None:
         """Note the states of the batch in hand, which is reported done with them."""
+        # In one report: a trainer that is killed between two would leave a batch that is done and not in the sum, or in
+        # it twice once another has done it again.
         self._leases.note_states(np.asarray(states, "<f8").tobytes())
 
     def whole(self) -> NDArray[np.float64] | None:
@@ -132,6 +115,10 @@ class LeasedSums:
         return np.frombuffer(sums, "<f8")
 
 
+#: The sums of one evaluation: begun once, then added to with each batch, until the whole ones are there.
+EvaluationSums = OwnSums | LeasedSums
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """The model that an evaluation judges: its name for people, a hash of what results depend on, and when."""
@@ -145,6 +132,7 @@ class Judged:
 def sums_of(session: FeedSession, judged: Judged) -> EvaluationSums:
     """Return the sums for this stream, by how trainers share it: leases, ranks in lockstep, or one process."""
     if session.cursor.names_evaluations:
+        # Whatever results depend on is in the name, so evaluations of another model, step or plan are apart.
         version = f"{judged.version} {judged.epoch} {judged.step} {session.spec.plan_digest}"
         return LeasedSums(session, label=judged.label, version=version)
     if session.cursor.goes_in_step:

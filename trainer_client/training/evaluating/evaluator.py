@@ -2,21 +2,21 @@
 
 Rules: every sample has the same weight in a mean, however the batches are filled, so masked rows are removed before
 loss and metrics see them; the weights of a batch say which those are. Each batch is counted by metrics that were reset,
-and what it added to their variables is summed in float64, here or by whoever sums for several processes. So the result
-is the same however batches are shared. A metric whose variables are no sums is counted in the usual way if this process
-has all batches, and refused by name if it has not. This module must not know feeds or checkpoints.
+and what it added to their variables is summed in float64, here or where those of several processes are summed. So the
+result is the same however batches are shared. A metric whose variables are no sums is counted in the usual way if this
+process has all batches, and refused by name if it has not. This module must not know feeds or checkpoints.
 """
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer_client.training.checkpoints.variables import assign_values
+from shared.logs import Log
+from trainer_client.training.checkpoints.saved_model import assign_values
 from trainer_client.training.evaluating.evaluation_sums import OwnSums
 from trainer_client.training.evaluating.metric_vector import MetricVector, describe, refuse_unsummed
 
@@ -39,7 +39,7 @@ class Evaluator:
     def __init__(self, model: Any, loss: Any, metrics: Sequence[Any]) -> None:
         self._model = model
         self._loss = keras.losses.get(loss)
-        self._metrics = [_metric(one) for one in metrics]
+        self._metrics = [_metric(metric) for metric in metrics]
         self._total = keras.metrics.Mean(name="loss")
         self._rows = keras.metrics.Sum(name="rows")
         #: Metrics whose variables are no sums over batches.
@@ -100,8 +100,7 @@ class Evaluator:
         states = self._states
         if states is None:
             return False
-        unsummed = states.not_declared(getattr(self._rows.variables[0], "aggregation", "sum"))
-        self._note_unsummed(unsummed, sums)
+        self._note_unsummed(states.not_declared(getattr(self._rows.variables[0], "aggregation", "sum")), sums)
         if sums.is_shared:
             states.refuse_too_large()
             refuse_unsummed(self._unsummed, where=_SEVERAL)
@@ -148,9 +147,12 @@ class Evaluator:
         if spec is None or not self._model.built:
             return
         self._is_traced = True
-        with contextlib.suppress(Exception):  # whatever a model raises that needs a size: it is traced for each shape
-            parts = keras.utils.unpack_x_y_sample_weight(spec)
-            self._step.get_concrete_function(*parts, tf.TensorSpec((), tf.bool))
+        try:
+            self._step.get_concrete_function(*keras.utils.unpack_x_y_sample_weight(spec), tf.TensorSpec((), tf.bool))
+        except Exception as error:  # a model may raise anything if it needs a size
+            Log("trainer").info(
+                "an evaluation is traced for each shape: it fails where sizes are open", error=str(error)
+            )
 
     # --- a batch ---
 
@@ -159,15 +161,15 @@ class Evaluator:
         states = self._states
         assert states is not None
         self._batches += 1
-        # The second term is true for powers of two.
+        # The second term is true for powers of two: ever more seldom, because a checked batch is counted twice.
         is_checked = self._batches <= _CHECKED or self._batches & (self._batches - 1) == 0
         once, twice = self._step(*parts, tf.constant(is_checked))
         if is_checked:
-            found = states.not_additive(once.numpy(), twice.numpy())
-            found = [metric for metric in found if metric not in self._unsummed]
-            if found:
-                refuse_unsummed(found if sums.is_shared else [], where=_SEVERAL)
-                self._note_unsummed(found, sums, sofar=sums.whole())
+            odd = states.not_additive(once.numpy(), twice.numpy())
+            odd = [metric for metric in odd if metric not in self._unsummed]
+            if odd:
+                refuse_unsummed(odd if sums.is_shared else [], where=_SEVERAL)
+                self._note_unsummed(odd, sums, sofar=sums.whole())
                 # The step has changed: it no longer resets these metrics, and counts this batch in them.
                 once, _ = self._step(*parts, tf.constant(False))  # noqa: FBT003 - a tensor
         return once - states.base
@@ -238,9 +240,9 @@ def _named(name: str, result: Any) -> Iterator[tuple[str, float]]:
 
 def _rows_of(values: Any, weight: Any) -> Any:
     """Return each tensor with only the rows that hold a sample."""
-    return tf.nest.map_structure(lambda one: tf.boolean_mask(one, weight != 0), values)
+    return tf.nest.map_structure(lambda tensor: tf.boolean_mask(tensor, weight != 0), values)
 
 
-def _metric(said: Any) -> Any:
-    found = keras.metrics.get(said)
-    return found if isinstance(found, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(found, found.__name__)
+def _metric(metric: Any) -> Any:
+    known = keras.metrics.get(metric)
+    return known if isinstance(known, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(known, known.__name__)

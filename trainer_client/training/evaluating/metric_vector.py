@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import SettingsError
+from shared.logs import Log
 from shared.wire.message_parts import MOST_STATE_BYTES
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class MetricVector:
     def __init__(self, metrics: Sequence[Any]) -> None:
         self._metrics = list(metrics)
         self._variables = [metric.variables for metric in metrics]
-        sizes = [sum(int(np.prod(one.shape)) for one in variables) for variables in self._variables]
+        sizes = [sum(int(np.prod(variable.shape)) for variable in variables) for variables in self._variables]
         ends = np.cumsum([0, *sizes])
         self._places = [slice(int(start), int(stop)) for start, stop in pairwise(ends)]
         self.size = int(ends[-1])
@@ -49,12 +50,16 @@ class MetricVector:
 
     def layout(self) -> str:
         """Return a description of the metrics, with the shapes of their variables."""
-        shapes = [[one.shape for one in variables] for variables in self._variables]
+        shapes = [[variable.shape for variable in variables] for variables in self._variables]
         return " ".join(f"{describe(metric)}{shape}" for metric, shape in zip(self._metrics, shapes, strict=True))
 
     def read(self) -> Any:
         """Return what all variables hold now."""
-        flat = [tf.reshape(tf.cast(one.value, tf.float64), [-1]) for of in self._variables for one in of]
+        flat = [
+            tf.reshape(tf.cast(variable.value, tf.float64), [-1])
+            for variables in self._variables
+            for variable in variables
+        ]
         return tf.concat(flat, 0)
 
     def place(self, metric: Any) -> slice:
@@ -76,7 +81,7 @@ class MetricVector:
         return [
             metric
             for metric, variables in zip(self._metrics, self._variables, strict=True)
-            if any(getattr(one, "aggregation", summed) != summed for one in variables)
+            if any(getattr(variable, "aggregation", summed) != summed for variable in variables)
         ]
 
     def not_additive(self, once: NDArray[np.float64], twice: NDArray[np.float64]) -> list[Any]:
@@ -102,7 +107,7 @@ class MetricVector:
 def refuse_unsummed(metrics: Sequence[Any], *, where: str) -> None:
     """Raise SettingsError that names these metrics, if there are any."""
     if metrics:
-        names = ", ".join(f"{one.name} ({type(one).__name__})" for one in metrics)
+        names = ", ".join(f"{metric.name} ({type(metric).__name__})" for metric in metrics)
         raise SettingsError(
             expected="metrics whose variables are sums over batches, as those of several processes are added up",
             got=f"others: {names}", where=where,
@@ -118,7 +123,7 @@ def describe(thing: Any) -> str:
     if isinstance(thing, keras.metrics.Metric | keras.losses.Loss):
         try:
             config = thing.get_config()
-        except Exception:  # a class of the user's need not have one: its name has to do
-            config = None
+        except Exception as error:  # a class of the user's may raise anything, or have none: its name has to do
+            Log("trainer").info("a metric or loss has no configuration: its name stands for it", name=name, error=error)
     settings = json.dumps(config, sort_keys=True, default=lambda other: type(other).__name__)
     return f"{type(thing).__name__}:{name}{settings}"

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from shared.errors import EndedError, SettingsError
-from trainer_client.training.checkpoints.variables import plain_value
+from trainer_client.training.checkpoints.saved_model import plain_value
 from trainer_client.training.evaluating.evaluation_sums import Judged, digest_of_arrays, sums_of
 from trainer_client.training.evaluating.evaluator import Evaluator
-from trainer_client.training.runs.lines import judged_line
-from trainer_client.training.runs.run import JOB_ENDED, STEPS_DONE
+from trainer_client.training.runs.printed_lines import judged_line
+from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -82,7 +82,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         form: dict[str, Any] = {"inputs": inputs, "targets": targets, "weights": weights, "map": map}
         self._data = [(feed, feed.dataset(**form)) for feed in feeds]
         self._evaluator: Evaluator | None = None
-        #: How many epochs are done, and the first of the steps that run at a time.
+        #: How many epochs are done, and the first of the steps that run at a time (`steps_per_execution`).
         self._epoch = self._first = 0
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -103,6 +103,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         Their beginning is counted back from their end, because before the first of them a checkpoint may not be
         restored yet.
         """
+        # Counted from the model's beginning, so a run that was resumed is judged at the same places.
         if self._steps is not None:
             done = self._step()
             if (done - (batch - self._first + 1)) // self._steps != done // self._steps:
@@ -110,8 +111,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Evaluate, if it is due after this epoch."""
-        is_due = self._epochs is not None and (epoch + 1) % self._epochs == 0
-        if is_due:
+        if self._epochs is not None and (epoch + 1) % self._epochs == 0:
             self._judge_all(epoch + 1, logs)
 
     def _judge_all(self, epochs: int, logs: dict[str, Any] | None) -> None:
@@ -120,6 +120,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
             for feed, data in self._data:
                 self._judge(feed._session, data, epochs)
         except EndedError:
+            # Callbacks that come later must not take the epoch for evaluated, nor a missing value for an error.
             self.model.stop_training = self.params[JOB_ENDED] = True
             return
         logs = {} if logs is None else logs
@@ -157,11 +158,13 @@ def _check(feeds: Sequence[Feed], epochs: int | None, steps: int | None) -> None
     for feed in feeds:
         if not feed._session.spec.evaluation:
             raise _nonsense("feeds of streams with evaluation = true", f"one of {feed._session.spec.stream}")
-    every = [one for one in (epochs, steps) if one is not None]
+    every = [number for number in (epochs, steps) if number is not None]
     if not feeds or len(every) != 1 or every[0] < 1:
         raise _nonsense("feeds, and either epochs= or steps= of at least 1", f"{len(feeds)} feeds, {epochs=}, {steps=}")
 
 
 def _nonsense(expected: str, got: str) -> SettingsError:
-    remedy = 'Write Validation(connect(endpoint, stream="dev"), epochs=2, inputs=…), for example.'
-    return SettingsError(expected=expected, got=got, where="Validation", remedy=remedy)
+    return SettingsError(
+        expected=expected, got=got, where="Validation",
+        remedy='Write Validation(connect(endpoint, stream="dev"), epochs=2, inputs=…), for example.',
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The interface between the training loop and a strategy.
+"""The interface between the training loop and a strategy, with what holds for a process that trains alone.
 
 Rules: the loop knows nothing else of strategies, so another one is another class in the room `strategies`. A step's
 outcome is the same on all replicas, for all of them have to take the same decisions.
@@ -6,7 +6,8 @@ outcome is the same on all replicas, for all of them have to take the same decis
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,48 +19,60 @@ if TYPE_CHECKING:
 __all__ = ["Placement"]
 
 
-class Placement(Protocol):
+class Placement(ABC):
     """A strategy, as the training loop sees it."""
 
+    #: Whether this process writes checkpoints, summaries and the model: one of all does.
+    writes = True
+    #: Whether steps go on until all processes know that one of them is asked to stop.
+    agrees_to_stop = False
     #: A phrase on what was chosen, to be printed; empty if there was nothing to choose.
-    said: str
+    choice = ""
     #: This process's place among all replicas, as `connect` takes it; empty: as the environment says.
     ranks: dict[str, int]
 
     #: Its place among the processes that evaluate on validation streams, as `connect` takes it too.
     judging: dict[str, int]
 
+    @abstractmethod
     def scope(self) -> AbstractContextManager[Any]:
         """Return the scope in which the model's and the optimizer's variables are made."""
 
+    @abstractmethod
     def refuse_other_world(self, feed: Feed) -> None:
         """Raise SettingsError for a feed whose ranks are not this strategy's replicas."""
 
+    @abstractmethod
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """Return the elements of steps: each iteration goes from the cursor to the end of its epoch."""
 
+    @abstractmethod
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
         """Return the elements that a user's function makes of the feed's batches, which have any shapes."""
 
+    @abstractmethod
     def one_of(self, element: Any) -> Any:
         """Return what one replica has of a step's element."""
 
+    @abstractmethod
     def any_element(self, elements: Iterable[Any]) -> Any:
         """Return a spec of all elements, for one graph for all shapes; None: each shape has its own graph."""
 
+    @abstractmethod
     def for_all(self, element: Any) -> Any:
         """Return a step's element in which each replica has this one."""
 
+    @abstractmethod
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """Return the step as a graph; with `any_shape`, one graph for any number of shapes."""
 
-    def prepare_optimizer(self, model: Any) -> None:
+    def prepare_optimizer(self, model: Any) -> None:  # noqa: B027 - most strategies have nothing to prepare
         """Prepare for the optimizer's variables, which come next; the model is built.
 
         Raise SettingsError for trained variables of which replicas have no copies that could be kept equal.
         """
 
-    def refuse_unequal(self, model: Any) -> None:
+    def refuse_unequal(self, model: Any) -> None:  # noqa: B027 - where variables have one copy, they are equal
         """Raise DataError for variables, the optimizer's too, that are not the same on all replicas.
 
         All processes call it at the same step.
@@ -70,11 +83,4 @@ class Placement(Protocol):
 
         All processes of a run stop after the same step.
         """
-
-    @property
-    def agrees_to_stop(self) -> bool:
-        """Whether steps go on until all processes know that one of them is asked to stop."""
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process writes checkpoints, summaries and the model: one of all does."""
+        return asked

@@ -2,32 +2,78 @@
 
 Summaries have the number of batches ahead of the model as well, smoothed over steps.
 
-Rules: one process of all speaks. A loss is the mean over the samples of all steps since the line before. A step has one
-line at most: one that was not applied, because its gradients came too late, is no step. It decides nothing.
+Rules: one process of all speaks. Figures are those since the line before, the loss among them, which is a mean over
+samples. If a run has several processes, a line says which of the figures are of this process alone. A step has one line
+at most: one that was not applied, because its gradients came too late, is no step. It decides nothing.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from shared.logs import Log
-from trainer_client.training.loop.progress_line import Figures, Rates, Scope, progress_line, seconds_left
-from trainer_client.training.runs.noted import NotedMeans
+from trainer_client.training.runs.printed_lines import spell_time
 from trainer_client.training.runs.summaries import Summaries
+from trainer_client.training.runs.until import NotedMeans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from trainer_client.session.feed_session import FeedSession
-    from trainer_client.training.runs.progress import RunProgress
+    from trainer_client.training.runs.run_progress import RunProgress
     from trainer_client.training.runs.until import RunTotals
 
-__all__ = ["Teller"]
+__all__ = ["Figures", "Rates", "Scope", "Teller", "progress_line", "seconds_left"]
 
 #: How much of a smoothed figure each step leaves: the figure is about the mean of the last twenty.
 _LEFT = 0.95
+
+
+class Scope(Enum):
+    """The figures of a line that are of this process alone, though others train the same model."""
+
+    #: There is no other process.
+    WHOLE = "whole"
+    #: Waiting and padding; the loss is of all processes, which train in lockstep.
+    FEED = "feed"
+    #: The loss as well, as each process takes batches of its own.
+    SHARE = "share"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Counts that only grow, as they are at a moment."""
+
+    at_s: float
+    steps: int = 0
+    waited_s: float = 0.0
+    sample_bytes: int = 0
+    padded_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Rates and fractions between two moments."""
+
+    steps_per_s: float
+    #: Fractions of the time, and of the bytes.
+    waiting: float
+    padding: float
+
+    @classmethod
+    def between(cls, before: Figures, now: Figures) -> Rates:
+        """Return the rates between two readings of the figures."""
+        seconds = max(now.at_s - before.at_s, 1e-9)
+        padded = now.padded_bytes - before.padded_bytes
+        return cls(
+            steps_per_s=(now.steps - before.steps) / seconds,
+            waiting=min((now.waited_s - before.waited_s) / seconds, 1.0),
+            padding=1 - (now.sample_bytes - before.sample_bytes) / padded if padded else 0.0,
+        )
 
 
 class Teller:
@@ -40,7 +86,7 @@ class Teller:
         self._session = session
         self._every = every
         #: How many steps were done when it was last looked whether a line is due.
-        self._told_steps = 0
+        self._looked_steps = 0
         #: Losses since the last line.
         self._noted = NotedMeans()
         self._is_quiet = is_quiet
@@ -48,14 +94,15 @@ class Teller:
         self._log = Log("trainer", stream=session.spec.stream)
         #: The figures at the last line.
         self._before = self._figures(0)
-        #: Smoothed numbers of ready and of staged batches; empty before the first step.
+        #: Smoothed numbers of ready and of staged batches; empty before the first step. If both are near 0, the loaders
+        #: are too slow; if only the latter is, handing batches to TensorFlow is.
         self._ahead: list[float] = []
 
     def begin(self, progress: RunProgress, traces: int) -> None:
         """Begin the reports of a run; the traces so far were to be expected."""
         self.traces = traces
         self._before = self._figures(progress.totals.steps)
-        self._told_steps, self._noted = progress.totals.steps, NotedMeans()
+        self._looked_steps, self._noted = progress.totals.steps, NotedMeans()
 
     def note_step(self, loss: float, rows: int) -> None:
         """Note a step that was applied, with its mean loss over this many samples."""
@@ -80,14 +127,16 @@ class Teller:
 
         Where other processes take steps as well, the count may pass over a multiple of the interval.
         """
-        before, self._told_steps = self._told_steps, progress.steps
+        # Not `steps % every`: a count that leaps over a multiple, or stays on it for a refused step, would have no line
+        # or two.
+        before, self._looked_steps = self._looked_steps, progress.steps
         if not self._is_quiet and progress.steps // self._every > before // self._every:
             self._tell(progress)
 
     def _tell(self, progress: RunProgress) -> None:
         """Print a progress line and write its figures to the summaries."""
         totals, session = progress.totals, self._session
-        loss, self._noted = self._noted.means(), NotedMeans()
+        loss, self._noted = self._noted.means(), NotedMeans()  # over samples: a batch with few rows counts for few
         now = self._figures(totals.steps)
         rates, self._before = Rates.between(self._before, now), now
         epoch = float(session.cursor.at.epoch)
@@ -112,8 +161,8 @@ class Teller:
         if self._is_quiet:
             return
         values = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
-        said = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-        print(f"epoch {totals.epochs} is over, step {totals.steps}{whose}: {said}", flush=True)
+        results = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        print(f"epoch {totals.epochs} is over, step {totals.steps}{whose}: {results}", flush=True)
         self._summarize(totals.steps, {f"epoch/{name}": value for name, value in values.items()})
 
     def _summarize(self, step: int, values: Mapping[str, float]) -> None:
@@ -134,3 +183,39 @@ class Teller:
         """Close the summaries."""
         if self._summaries is not None:
             self._summaries.close()
+
+
+def progress_line(
+    place: tuple[float, int], loss: float | None, rates: Rates, left_s: float | None, scope: Scope = Scope.WHOLE
+) -> str:
+    """Return the progress line.
+
+    `place` is the epoch, with a fraction for the part of it that is done, and the step. Without samples there is no
+    loss.
+    """
+    epoch, step = place
+    loss_text = "no samples" if loss is None else f"loss {loss:.4f}"
+    pace = f"{rates.steps_per_s:.1f} steps/s"
+    feed = f"waiting {rates.waiting:.1%}, padding {rates.padding:.1%}"
+    figures = {
+        Scope.WHOLE: f"{loss_text}, {pace}, {feed}",
+        Scope.FEED: f"{loss_text}, {pace}; this process: {feed}",
+        Scope.SHARE: f"{pace}; this process: {loss_text}, {feed}",
+    }[scope]
+    left = "" if left_s is None else f"{', ' if scope is Scope.WHOLE else '; '}{spell_time(left_s)} left"
+    return f"epoch {epoch:.2f}, step {step}: {figures}{left}"
+
+
+def seconds_left(
+    steps_per_s: float, left: tuple[float | None, float | None, float | None], *, epoch_steps: int | None
+) -> float | None:
+    """Return the seconds until the first of the limits is reached, or None if nothing is known.
+
+    `left` is the steps, epochs and seconds until each limit; all epochs are taken to have `epoch_steps` steps.
+    """
+    steps, epochs, limit_s = left
+    to_go = [steps] if steps is not None else []
+    to_go += [epochs * epoch_steps] if epochs is not None and epoch_steps is not None else []
+    seconds = [min(to_go) / steps_per_s] if to_go and steps_per_s > 0 else []
+    seconds += [limit_s] if limit_s is not None else []
+    return max(0.0, min(seconds)) if seconds else None

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import EndedError, RefusedError
 from trainer_client.tf import ctrl_c
-from trainer_client.training.loop.base_loop import BaseLoop, LoopSettings, TrainingData
-from trainer_client.training.runs.noted import NotedMeans
-from trainer_client.training.runs.run import JOB_ENDED, STEPS_DONE
+from trainer_client.training.loop.base_loop import BaseLoop, TrainingData
+from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
+from trainer_client.training.runs.until import LoopSettings, NotedMeans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,6 +81,8 @@ class TrainingLoop(BaseLoop):
         self._callbacks.on_epoch_begin(epoch)
         self._take_steps(interruption)
         self._is_ending_epoch = self._session.cursor.at.epoch > epoch
+        # Before the interruption is heeded: an epoch that is over is evaluated and saved as such, or a run that is
+        # resumed would lack its values.
         if self._is_ending_epoch:
             self._end_epoch(epoch)
         if self._is_stopping(interruption):
@@ -100,8 +102,7 @@ class TrainingLoop(BaseLoop):
             self._refuse_another_run()
             if self._callbacks.callbacks:  # Keras converts logs even if there are none
                 self._callbacks.on_train_batch_begin(batch)
-            loss = self._train_on(element)
-            self._tell_callbacks(batch, loss)
+            self._tell_callbacks(batch, self._train_on(element))
             batch += 1
             self._look_up()
         if self._session.cursor.ends_unseen():
@@ -113,6 +114,7 @@ class TrainingLoop(BaseLoop):
         It has taken its batches back: the queue's done-set no longer matches our model, so nothing more is trained or
         saved.
         """
+        # Asked before each step and before each save, as the queue may have been taken back at any time since.
         if self._session.cursor.is_taken_back:
             stream = self._session.spec.stream
             raise RefusedError(
@@ -132,6 +134,7 @@ class TrainingLoop(BaseLoop):
             self._teller.tell_judged(steps, logs)
 
     def _is_stopping(self, interruption: ctrl_c.Interruption) -> bool:
+        # Several processes agree on it in their steps: one that stopped alone would leave the others waiting in a sum.
         return self._placement.heeds(asked=interruption.is_asked)
 
     def _train_on(self, element: Any) -> float:
@@ -139,7 +142,7 @@ class TrainingLoop(BaseLoop):
         cursor = self._session.cursor
         with self._timed("step"):
             # Model and cursor disagree until the cursor has moved: if anything ends the step in between, nothing is
-            # saved.
+            # saved, as a checkpoint would have a batch twice, or never.
             self._is_in_step = True
             epoch = cursor.at.epoch
             loss, rows, _ = self._finite_step(element)
@@ -155,14 +158,12 @@ class TrainingLoop(BaseLoop):
         """Share the epoch's results, let callbacks evaluate it, and save; not saved if the job is ended meanwhile."""
         if self._progress.totals.epochs <= epoch:  # in lockstep its last step has counted it
             self._progress.count(epochs=epoch + 1)
-        totals, noted = self._progress.totals, self._noted
-        self._noted = NotedMeans()
+        totals, noted, self._noted = self._progress.totals, self._noted, NotedMeans()
         logs: dict[str, Any] = noted.means()
         if noted.rows:
             rows = noted.rows if self._placement.writes else 0  # the same on all replicas, so one reports them
             self._session.results.share(logs, rows=rows, epoch=epoch + 1, step=totals.steps)
-        for callback in self._callbacks.callbacks:  # one by one, as the list would give them copies of the logs
-            callback.on_epoch_end(epoch, logs)
+        self._end_epoch_of_callbacks(epoch, logs)
         if JOB_ENDED in self._params:  # the epoch is not evaluated
             self._heed_callbacks()
             return
@@ -185,15 +186,13 @@ class TrainingLoop(BaseLoop):
         """Warm up, restore the newest checkpoint and begin the run from there."""
         with self._timed("warm_up"):
             self._warm_up()
-        self._saved.begin()
+        self._saved.mark(finished=False)
         there, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
+        # A process may have read another checkpoint folder than the others.
         self.check_replicas()
-        self._rows, self._saved_steps = self._session.trained_rows, there.steps
+        self._saved_steps = there.steps
         self._model.stop_training = False
-        self._progress.begin(f"training {self._session.spec.stream}", there)
-        self._heed_early_stop()
-        self._teller.begin(self._progress, self._step.traces)
-        self._params[STEPS_DONE] = there.steps
+        self._start(there)
         self._callbacks.on_train_begin()
 
     def _build(self, element: Any) -> None:
@@ -206,7 +205,7 @@ class TrainingLoop(BaseLoop):
 
     def _finish(self) -> None:
         self._callbacks.on_train_end()
-        self._saved.finish()
+        self._saved.mark(finished=True)
         self._progress.finish()
         totals = self._progress.totals
         self._session.end_run(self.reason, epoch=totals.epochs, step=totals.steps)
@@ -223,6 +222,7 @@ class TrainingLoop(BaseLoop):
 
         That is so at an epoch's end, and if the job was ended while the model was evaluated.
         """
+        # A checkpoint from before would lack them, and a run that is resumed there would decide otherwise.
         return self._early_stop is not None and (self._is_ending_epoch or JOB_ENDED in self._params)
 
     def _save_if_whole(self) -> None:

@@ -19,11 +19,26 @@ if TYPE_CHECKING:
 
 __all__ = ["CTC", "RowLoss", "blank_after", "ctc_per_row", "masked_mean", "valid_rows"]
 
-_SURELY = 1e9  # a logit so large that it leaves no probability to the others
+#: A logit so large that it leaves no probability to the others.
+_SURELY = 1e9
 
 
 def valid_rows(values: Any, weight: Any) -> Any:
-    """Return the values with masked rows replaced by zeros, into which no gradient flows."""
+    """Return the values with masked rows replaced by zeros, into which no gradient flows.
+
+    Args:
+        values: A tensor with a row for each row of the batch.
+        weight: The weight of each row; 0 masks it.
+
+    Returns:
+        A tensor of the same shape.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from trainer_client.training.losses import valid_rows
+        >>> valid_rows(tf.constant([1.0, float("nan")]), tf.constant([1.0, 0.0])).numpy().tolist()
+        [1.0, 0.0]
+    """
     keep = tf.reshape(weight != 0, tf.concat([tf.shape(weight), tf.ones(tf.rank(values) - 1, tf.int32)], 0))
     return tf.where(keep, values, tf.zeros_like(values))
 
@@ -32,6 +47,19 @@ def masked_mean(per_row: Any, weight: Any) -> Any:
     """Return the weighted mean of a value per row, or 0 if no row is valid anywhere.
 
     With several replicas this is one replica's share of the mean, and the shares add up to it.
+
+    Args:
+        per_row: A value for each row.
+        weight: The weight of each row; 0 masks it.
+
+    Returns:
+        A scalar tensor.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from trainer_client.training.losses import masked_mean
+        >>> float(masked_mean(tf.constant([1.0, 3.0, float("inf")]), tf.constant([1.0, 1.0, 0.0])))
+        2.0
     """
     weight = tf.cast(weight, per_row.dtype)
     total = tf.reduce_sum(weight)
@@ -43,7 +71,21 @@ def masked_mean(per_row: Any, weight: Any) -> Any:
 
 
 class RowLoss(keras.losses.Loss):  # type: ignore[misc] # Keras has no types
-    """A loss for `compile` from a function of targets and outputs to a value per row."""
+    """A loss for `compile` from a function of targets and outputs to a value per row.
+
+    Args:
+        per_row: The function, such as `keras.losses.mean_squared_error`. What it computes of a masked row counts for
+            nothing, finite or not.
+        name: The name of the loss.
+
+    Example:
+        >>> import keras, tensorflow as tf
+        >>> from trainer_client.training.losses import RowLoss
+        >>> loss = RowLoss(keras.losses.mean_squared_error)
+        >>> targets, outputs = tf.constant([[1.0], [0.0]]), tf.constant([[3.0], [float("nan")]])
+        >>> float(loss(targets, outputs, sample_weight=tf.constant([1.0, 0.0])))
+        4.0
+    """
 
     def __init__(self, per_row: Callable[[Any, Any], Any], name: str = "row_loss") -> None:
         super().__init__(name=name)
@@ -52,6 +94,8 @@ class RowLoss(keras.losses.Loss):  # type: ignore[misc] # Keras has no types
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Return the masked mean over rows; without weights every row counts."""
         weight = tf.ones(tf.shape(y_pred)[:1]) if sample_weight is None else tf.convert_to_tensor(sample_weight)
+        # Outputs of masked rows are replaced before the function sees them: infinity times zero is NaN, in the
+        # gradient too, so masking its result alone would be too late.
         return masked_mean(self._per_row(y_true, valid_rows(y_pred, weight)), weight)
 
 
@@ -60,6 +104,16 @@ class CTC(RowLoss):
 
     Targets are padded with the blank, 0, so labels count from 1; outputs are logits, through `blank_after` where rows
     differ in length.
+
+    Args:
+        name: The name of the loss.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from trainer_client.training.losses import CTC
+        >>> labels, logits = tf.constant([[1, 0]]), tf.zeros([1, 2, 3])
+        >>> round(float(CTC()(labels, logits)), 3)
+        1.099
     """
 
     def __init__(self, name: str = "ctc") -> None:
@@ -73,7 +127,26 @@ def _ctc_of_padded(labels: Any, logits: Any) -> Any:
 
 
 def ctc_per_row(labels: Any, logits: Any, label_length: Any, logit_length: Any, weight: Any) -> Any:
-    """Return the CTC loss of each row; blank is 0, and masked rows have a loss of 0 and no gradient."""
+    """Return the CTC loss of each row; blank is 0, and masked rows have a loss of 0 and no gradient.
+
+    Args:
+        labels: The labels of each row, padded to one length.
+        logits: The logits of each row, `[rows, frames, classes]`.
+        label_length: How many labels each row has.
+        logit_length: How many frames each row has.
+        weight: The weight of each row; 0 masks it.
+
+    Returns:
+        A loss for each row.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from trainer_client.training.losses import ctc_per_row
+        >>> labels, lengths = tf.constant([[1], [1]]), tf.constant([1, 1])
+        >>> losses = ctc_per_row(labels, tf.zeros([2, 2, 3]), lengths, 2 * lengths, tf.constant([1.0, 0.0]))
+        >>> [round(float(loss), 3) for loss in losses]
+        [1.099, 0.0]
+    """
     valid = weight != 0
     # A masked row gets all frames and no labels: a loss that is surely finite, so its gradient has no NaN.
     frames = tf.where(valid, tf.cast(logit_length, tf.int32), tf.shape(logits)[1])
@@ -93,16 +166,28 @@ def _ctc(labels: Any, logits: Any, label_length: Any, logit_length: Any) -> Any:
 
 
 def _of_any_shape(values: Any, shape: tuple[int | None, ...]) -> Any:
-    """Return the same values, of sizes that TensorFlow does not know while it traces.
-
-    It names the loops of `ctc_loss` by what they compute, not by their sizes, so a second shape would find the first
-    one's loops, and print that as errors.
-    """
+    """Return the same values, of sizes that TensorFlow does not know while it traces."""
+    # TensorFlow names the loops of `ctc_loss` by what they compute, not by their sizes, so a second shape would find
+    # the loops of the first, and print that as errors.
     return tf.compat.v1.placeholder_with_default(values, shape)
 
 
 def blank_after(logits: Any, logit_length: Any) -> Any:
-    """Return logits that are certainly blank past each row's length, so that only its own frames count."""
+    """Return logits that are certainly blank past each row's length, so that only its own frames count.
+
+    Args:
+        logits: The logits of each row, `[rows, frames, classes]`.
+        logit_length: How many frames of its own each row has.
+
+    Returns:
+        Logits of the same shape.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from trainer_client.training.losses import blank_after
+        >>> blank_after(tf.zeros([1, 2, 3]), tf.constant([1])).numpy()[0].tolist()
+        [[0.0, 0.0, 0.0], [0.0, -1000000000.0, -1000000000.0]]
+    """
     shape = tf.shape(logits)
     own = tf.sequence_mask(logit_length, shape[1])[:, :, tf.newaxis]
     blank = tf.one_hot(0, shape[2], on_value=0.0, off_value=-_SURELY, dtype=logits.dtype)

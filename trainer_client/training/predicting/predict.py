@@ -22,13 +22,13 @@ from shared.hashing import digest64
 from shared.logs import Log
 from shared.quick_import import quick_import
 from shared.stores.own_files import refuse_closed
-from trainer_client.connecting import connect
 from trainer_client.tf.element_structure import ElementStructure
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 from trainer_client.training.evaluating.evaluate import models_own, no_checkpoint
 from trainer_client.training.predicting.prediction_files import check_format, write_rows
 from trainer_client.training.predicting.prediction_parts import MASKED, SAMPLE, TAG, PredictionParts
-from trainer_client.training.runs.lines import finished_line, starting_line
+from trainer_client.training.runs.model_module import JobOrder
+from trainer_client.training.runs.printed_lines import finished_line, starting_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,20 +40,15 @@ if TYPE_CHECKING:
     from trainer_client.feed import Feed
     from trainer_client.training.checkpoints.checkpoint_folder import Arrays
     from trainer_client.training.predicting.prediction_parts import Finished
-    from trainer_client.training.runs.model_module import ModelModule
 
 __all__ = ["PredictOrder", "predict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictOrder:
+class PredictOrder(JobOrder):
     """The settings of the command line."""
 
-    module: ModelModule
-    endpoint: str
     stream: str
-    keys: str
-    connect_timeout_s: float
     checkpoints: Path
     #: The file for the outputs; None: they go to the module's `prediction_processor`.
     output: Path | None
@@ -66,8 +61,8 @@ def predict(order: PredictOrder) -> None:
     if order.output is not None:
         check_format(order.output)
         refuse_closed(order.output.parent, where="--output")
-    with _connect(order) as feed:
-        run = _Prediction(order, feed, _sink(order, feed))
+    with order.connect(order.stream, work="predict", rank=0) as feed:
+        run = _Prediction(order, feed, _sink(order))
         finished = run.predict()
     if order.as_json:
         print(json.dumps({"stream": order.stream, "predicted_here": run.predicted, **finished}), flush=True)
@@ -78,24 +73,12 @@ def predict(order: PredictOrder) -> None:
     print(finished_line(totals, time.monotonic() - began_s), flush=True)
 
 
-def _connect(order: PredictOrder) -> Feed:
-    return connect(
-        order.endpoint,
-        stream=order.stream,
-        work="predict",
-        rank=0,
-        keys=order.keys,
-        connect_timeout_s=order.connect_timeout_s,
-    )
-
-
 class _Prediction:
     """One trainer's part in a prediction."""
 
-    def __init__(self, order: PredictOrder, feed: Feed, sink: _Parts | _Processor) -> None:
+    def __init__(self, order: PredictOrder, feed: Feed, sink: PredictionParts | _Processor) -> None:
         #: How many usable samples this trainer predicted.
         self.predicted = 0
-        self._order = order
         self._session = feed._session
         self._feed = feed
         self._sink = sink
@@ -104,18 +87,22 @@ class _Prediction:
         structure = ElementStructure(**module.feed_keys())
         model = module.make("model")
         module.refuse_unknown_parameters()
+        batches = 0
+        if order.output is not None:
+            batches = self._session.receiver.ask_batches(0, self._session.cursor.at.group)
         # Locked, so that of trainers that start at once the first begins, and the others find its checkpoint.
         with sink.lock():
-            name, arrays, record = sink.checkpoint(CheckpointFolder(order.checkpoints, 1))
+            folder = CheckpointFolder(order.checkpoints, 1)
+            name, arrays, record = sink.begun_checkpoint(folder) or _newest(folder)
             step, values = record.get("step", 0), models_own(arrays, record)
             checkpoint = {"file": name, "step": step, "digest": f"{_digest(values):016x}"}
-            sink.begin({**_described(order, feed), "checkpoint": checkpoint})
+            sink.begin({**_described(order, feed), "checkpoint": checkpoint}, batches)
         with quick_import():
             from trainer_client.training.predicting.predictor import Predictor
         self._predictor = Predictor(model, structure, values)
         if not order.as_json:
-            at = f"{order.checkpoints / name}, at step {step}"
-            print(starting_line(f"predicting {order.stream} with {at}"), flush=True)
+            line = starting_line(f"predicting {order.stream} with {order.checkpoints / name}, at step {step}")
+            print(line, flush=True)
 
     def predict(self) -> Finished:
         """Predict batches until the sink is complete, and return its counts of samples."""
@@ -125,13 +112,14 @@ class _Prediction:
                 # Its part may be there already, by a trainer whose lease expired.
                 if not self._sink.has(batch.number):
                     self._predict(batch)
-        return self._sink.finish()
+        return self._sink.finish(write_rows)
 
     def _predict(self, batch: Batch) -> None:
         """Predict one batch and hand its outputs to the sink, without the rows that hold no sample.
 
         Raise DataError if an output has the name of one of our own columns.
         """
+        # A row without a sample has no tag; a sample that could not be used has one, and the weight 0.
         there = np.flatnonzero(batch["tag"] >= 0)
         samples = batch["tag"][there]
         outputs = self._predictor.predict(batch, len(batch["tag"]))
@@ -142,9 +130,12 @@ class _Prediction:
             **{name: output[there] for name, output in outputs.items()},
         }
         if len(columns) != 3 + len(outputs):
-            raise _name_is_taken(outputs)
+            raise DataError(
+                expected=f"outputs with names other than {SAMPLE}, {TAG}, {MASKED}", got=", ".join(outputs),
+                where="the model", remedy="Give the model's outputs other names.",
+            )  # fmt: skip
         self.predicted += int(np.count_nonzero(~columns[MASKED]))
-        self._sink.take(batch.number, columns)
+        self._sink.write(batch.number, columns)
 
 
 def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
@@ -165,13 +156,6 @@ def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
         )  # fmt: skip
 
 
-def _name_is_taken(outputs: dict[str, Any]) -> DataError:
-    return DataError(
-        expected=f"outputs with names other than {SAMPLE}, {TAG}, {MASKED}", got=", ".join(outputs),
-        where="the model", remedy="Give the model's outputs other names.",
-    )  # fmt: skip
-
-
 # --- what is predicted ---
 
 
@@ -188,17 +172,17 @@ def _described(order: PredictOrder, feed: Feed) -> dict[str, Any]:
 
 
 def _digest(values: list[NDArray[Any]]) -> int:
-    shapes = json.dumps([(one.shape, one.dtype.str) for one in values]).encode()
-    return digest64(shapes + b"".join(one.tobytes() for one in values))
+    shapes = json.dumps([(value.shape, value.dtype.str) for value in values]).encode()
+    return digest64(shapes + b"".join(value.tobytes() for value in values))
 
 
 # --- where outputs go ---
 
 
-def _sink(order: PredictOrder, feed: Feed) -> _Parts | _Processor:
-    session = feed._session
+def _sink(order: PredictOrder) -> PredictionParts | _Processor:
+    """Return where outputs go: to parts, from which the file is made, or to the user's function."""
     if order.output is not None:
-        return _Parts(order.output, session.receiver.ask_batches(0, session.cursor.at.group))
+        return PredictionParts(order.output)
     processor = order.module.find_function("prediction_processor")
     if processor is None:
         Log("trainer").warning(
@@ -206,43 +190,6 @@ def _sink(order: PredictOrder, feed: Feed) -> _Parts | _Processor:
             module=order.module.name,
         )
     return _Processor(processor)
-
-
-class _Parts:
-    """The sink for `--output`: outputs are written to parts, from which the file is made."""
-
-    def __init__(self, output: Path, batches: int) -> None:
-        self._parts = PredictionParts(output)
-        self._batches = batches
-        # The same methods as those of `_Processor`, which is the other kind of sink.
-        self.lock, self.has, self.take = self._parts.lock, self._parts.has, self._parts.write
-
-    def checkpoint(self, folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
-        """Return the checkpoint that the prediction in progress began with, or else the newest one.
-
-        Raise DataError if it is gone, or if there is none.
-        """
-        begun = self._parts.begun()
-        if begun and self._parts.finished() is None:
-            name = begun["checkpoint"]["file"]
-            return name, *folder.read(name, otherwise=f"remove {self._parts.folder} to begin anew")
-        return _newest(folder)
-
-    def begin(self, of: dict[str, Any]) -> None:
-        """Join the prediction in progress, or begin one; raise DataError if it is of something else."""
-        self._parts.begin(of, self._batches)
-
-    def is_complete(self) -> bool:
-        """Return whether every batch is predicted, by this trainer or another."""
-        return self._parts.finished() is not None or not self._parts.missing()
-
-    def finish(self) -> Finished:
-        """Return the counts of the output; make it first if no trainer has, or wait for one that is making it."""
-        with self._parts.lock():
-            finished = self._parts.finished()
-            if finished is None:
-                finished = self._parts.finish(write_rows)
-            return finished
 
 
 class _Processor:
@@ -260,11 +207,11 @@ class _Processor:
         """Return a context that locks nothing: this sink shares nothing with other trainers."""
         return nullcontext()
 
-    def checkpoint(self, folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
-        """Return the newest checkpoint; raise DataError if there is none."""
-        return _newest(folder)
+    def begun_checkpoint(self, _folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]] | None:
+        """Return None: this sink knows of no prediction that was begun before."""
+        return None
 
-    def begin(self, of: dict[str, Any]) -> None:
+    def begin(self, of: dict[str, Any], batches: int) -> None:
         """Do nothing: this sink keeps no record."""
 
     def is_complete(self) -> bool:
@@ -276,21 +223,23 @@ class _Processor:
         """Return False: every batch that is leased has to be predicted."""
         return False
 
-    def take(self, _number: int, columns: dict[str, NDArray[Any]]) -> None:
+    def write(self, _number: int, columns: dict[str, NDArray[Any]]) -> None:
         """Count the samples of a batch, and hand the usable ones to the processor, if there is one."""
-        usable = ~columns.pop(MASKED)
+        # If this trainer dies before the batch is reported done, another hands it over again.
+        usable = ~columns.pop(MASKED)  # users get the outputs of usable samples only, so the column says nothing
         self._finished["samples"] += int(np.count_nonzero(usable))
         self._finished[MASKED] += int(np.count_nonzero(~usable))
         if self._processor is not None and usable.any():
             self._processor({name: column[usable] for name, column in columns.items()})
 
-    def finish(self) -> Finished:
+    def finish(self, _write_rows: object) -> Finished:
         """Return the counts of this trainer alone."""
         return self._finished
 
 
 def _newest(folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
-    found = folder.read_newest_whole()
-    if found is None:
+    """Return the newest checkpoint, with its file's name; raise DataError if there is none."""
+    checkpoint = folder.read_newest_whole()
+    if checkpoint is None:
         raise no_checkpoint(folder)
-    return found
+    return checkpoint

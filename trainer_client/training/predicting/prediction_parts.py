@@ -21,7 +21,7 @@ import json
 import os
 import secrets
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from typing import IO
 
     from numpy.typing import NDArray
+
+    from trainer_client.training.checkpoints.checkpoint_folder import Arrays, CheckpointFolder
 
 __all__ = ["MASKED", "SAMPLE", "TAG", "Finished", "PredictionParts", "came_again"]
 
@@ -101,13 +103,23 @@ class PredictionParts:
         self._id = secrets.token_hex(4)
         self._write({"format": _FORMAT, "id": self._id, "of": dict(of), "batches": batches})
 
+    def begun_checkpoint(self, folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]] | None:
+        """Return file name, arrays and record of the checkpoint that the prediction in progress began with, or None.
+
+        Raise DataError if the checkpoint is gone: all outputs have to be of one.
+        """
+        begun = self.begun()
+        if not begun or self.finished() is not None:
+            return None
+        name = begun["checkpoint"]["file"]
+        return name, *folder.read(name, otherwise=f"remove {self.folder} to begin anew")
+
     def finished(self) -> Finished | None:
         """Return the output's counts of usable and other samples, or None until it is written.
 
         Raise DataError if another prediction was begun in place of ours.
         """
-        finished: Finished | None = (self._own() if self._id else self._read()).get("finished")
-        return finished
+        return cast("Finished | None", (self._own() if self._id else self._read()).get("finished"))
 
     def _own(self) -> dict[str, Any]:
         record = self._read()
@@ -131,8 +143,8 @@ class PredictionParts:
 
     def _is_of_something_else(self, name: str, expected: Any, got: Any) -> DataError:
         return DataError(
-            expected=f"outputs of {name} {_said(expected)}", got=f"some of {_said(got)} ({self.folder / _RECORD})",
-            where=f"--output {self.output}",
+            expected=f"outputs of {name} {_as_text(expected)}",
+            got=f"some of {_as_text(got)} ({self.folder / _RECORD})", where=f"--output {self.output}",
             remedy=f"Name another output; or remove {self.output.name} and {self.folder.name} to begin anew.",
         )  # fmt: skip
 
@@ -141,6 +153,10 @@ class PredictionParts:
     def has(self, number: int) -> bool:
         """Return whether this batch is predicted."""
         return self._part(number).exists() or self.finished() is not None
+
+    def is_complete(self) -> bool:
+        """Return whether every batch is predicted, by this trainer or another."""
+        return self.finished() is not None or not self.missing()
 
     def missing(self) -> list[int]:
         """Return the numbers of the batches that have no part yet."""
@@ -213,16 +229,20 @@ class PredictionParts:
             yield from _gather(paths, ends, order[start : start + block])
 
     def finish(self, write_rows: Callable[[IO[bytes], str, Iterator[NDArray[np.void]]], Finished]) -> Finished:
-        """Write the output by `write_rows`, remove the parts, and return the counts.
+        """Write the output by `write_rows` and remove the parts, unless another trainer has; return the counts.
 
-        The function gets the output's file, its suffix and all rows.
+        The function gets the output's file, its suffix and all rows. A trainer that is making the output is waited for.
         """
-        with replacing(self.output, draft_of(self.folder / "output")) as file:
-            finished = write_rows(file, self.output.suffix, self.rows())
-        # The output comes before the record: a trainer that is killed in between leaves a prediction that is not
-        # finished, which the next one finishes again from the same parts.
-        self._write({**self._own(), "finished": finished})
-        self._remove_parts()
+        with self.lock():
+            finished = self.finished()
+            if finished is not None:
+                return finished
+            with replacing(self.output, draft_of(self.folder / "output")) as file:
+                finished = write_rows(file, self.output.suffix, self.rows())
+            # The output comes before the record: a trainer that is killed in between leaves a prediction that is not
+            # finished, which the next one finishes again from the same parts.
+            self._write({**self._own(), "finished": finished})
+            self._remove_parts()
         return finished
 
     def _remove_parts(self) -> None:
@@ -263,5 +283,5 @@ def _gather(paths: Sequence[Path], ends: NDArray[np.int64], places: NDArray[np.i
         yield found[place]
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

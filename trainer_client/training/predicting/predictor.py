@@ -5,7 +5,7 @@ Rules: an output has a row for each row of the batch. It must not know feeds, ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from shared.errors import DataError
 from trainer_client.tf.element_structure import ElementStructure
-from trainer_client.training.checkpoints.variables import assign_values, plain_value
+from trainer_client.training.checkpoints.saved_model import assign_values, plain_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Predictor:
     def __init__(self, model: Any, structure: ElementStructure, values: Sequence[NDArray[Any]]) -> None:
         self._model = model
         self._structure = structure
-        #: What to assign to the variables before the first batch; None once it is done.
+        #: What to assign to the variables before the first batch, which may have to build the model; None once done.
         self._values: Sequence[NDArray[Any]] | None = values
         self._step = tf.function(self._outputs, reduce_retracing=True)
 
@@ -45,8 +45,8 @@ class Predictor:
                 self._model(self._inputs(tensors))
             assign_values(self._model.variables, self._values)
             self._values = None
-        named = dict(_named(self._step(tensors), ""))
-        return {name: _checked(name, plain_value(output), rows) for name, output in named.items()}
+        outputs = _named(self._step(tensors), "")
+        return {name: _checked(name, plain_value(output), rows) for name, output in outputs}
 
     def _outputs(self, tensors: Mapping[str, Any]) -> Any:
         return self._model(self._inputs(tensors), training=False)
@@ -61,14 +61,14 @@ class Predictor:
 
 def _named(outputs: Any, name: str) -> list[tuple[str, Any]]:
     """Return each tensor with its path as its name; a single one is called `output`."""
+    parts: Iterable[tuple[Any, Any]]
     if isinstance(outputs, Mapping):
-        parts = [(str(key), value) for key, value in outputs.items()]
+        parts = outputs.items()
     elif isinstance(outputs, tuple | list):
-        parts = [(str(at), value) for at, value in enumerate(outputs)]
-        name = name or "output"
+        name, parts = name or "output", enumerate(outputs)
     else:
         return [(name or "output", outputs)]
-    return [found for part, value in parts for found in _named(value, f"{name}_{part}" if name else part)]
+    return [pair for part, value in parts for pair in _named(value, f"{name}_{part}" if name else str(part))]
 
 
 def _checked(name: str, output: NDArray[Any], rows: int) -> NDArray[Any]:

@@ -61,8 +61,10 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         self._monitor = monitor
         #: Rules take losses, so values of which higher ones are better are negated for them.
         self._sign = 1.0 if mode == "min" else -1.0
-        #: The monitored values, by epoch or by number.
+        #: The monitored values, by epoch or by number. They are the whole state, so a run that was stopped and resumed
+        #: at any step takes the same decisions as one that was not.
         self._values: dict[int, float] = {}
+        #: Whether `FeedCheckpoint` or a loop of ours notes values and brings them back, instead of Keras's calls.
         self._kept_by_checkpoint = False
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:

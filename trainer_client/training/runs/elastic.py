@@ -75,12 +75,14 @@ def run_elastic(
             try:
                 result = train(feed)
                 feed._session.results.end_together()
-            except Exception as error:
+            except Exception as error:  # a lost partner makes exchanges raise nearly anything
                 if not _is_end_of_world(feed, error):
                     raise
                 log.info("a world ends", error=str(error))
             else:
                 return result
+        # What cannot be made twice in one process, such as Horovod's communicators, gets a new one: this code tells
+        # whatever started the process to start it again.
         if new_process:
             raise SystemExit(WorldChangedError.exit_code)
         feed = _placed(partial(_join_next, feed))
@@ -107,6 +109,8 @@ def _is_end_of_world(feed: Feed, error: Exception) -> bool:
     """Return whether the error comes from the end of the feed's world; this may wait for the coordinator."""
     if isinstance(error, WorldChangedError):
         return True
+    # An exchange fails some seconds before the coordinator knows that the partner is dead, so its errors are waited
+    # out; with any other error, the world is over only if that is known now.
     return feed._session.wait_for_change(_KNOWN_AFTER if _may_be_of_exchange(error) else 0)
 
 

@@ -1,4 +1,4 @@
-"""A user's module with the pieces of a run: the model, its loss, its metrics, the keys of its data.
+"""A user's module with the pieces of a run (model, loss, metrics, keys of its data), and the order to run it on a job.
 
 Rules: a piece is found under its usual name, or under a name that the user gave instead, `module:name`. A function gets
 the parameters that it takes; a parameter that no function takes is an error. A missing piece is reported with an
@@ -11,20 +11,26 @@ import importlib
 import inspect
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from typing_extensions import Self
 
 from shared.errors import SettingsError
 from shared.hashing import digest64
 from shared.settings.parsers import nearest
 from trainer_client.arguments import find_repeated, refuse_usage
+from trainer_client.connecting import connect
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
-__all__ = ["EXAMPLES", "ModelModule", "model_module"]
+    from trainer_client.feed import Feed
+
+__all__ = ["EXAMPLES", "JobOrder", "ModelModule"]
 
 #: The pieces, each with an example.
 EXAMPLES = {
@@ -42,13 +48,15 @@ EXAMPLES = {
 
 
 class ModelModule:
-    """The pieces of one module, or of others if `names` says so, with the parameters for their functions."""
+    """The pieces of one module, or of others that `names` has, with the parameters for their functions."""
 
     def __init__(self, name: str, parameters: Mapping[str, Any], names: Mapping[str, str]) -> None:
         module, _, model = name.partition(":")
         self.name = module
         self.parameters = parameters
-        self._names = {**({"model": name} if model else {}), **{piece: said for piece, said in names.items() if said}}
+        self._names = {piece: other_name for piece, other_name in names.items() if other_name}
+        if model:
+            self._names.setdefault("model", name)
         #: The parameters that any function takes that was called.
         self._known: set[str] = set()
 
@@ -65,8 +73,8 @@ class ModelModule:
     def version(self, pieces: Sequence[str]) -> str:
         """Return a hash of what results depend on here: source, names of these pieces, and parameters."""
         names = [self._names.get(piece, piece) for piece in pieces]
-        said = json.dumps([self.full_name, self.digest(), names, self.parameters], sort_keys=True)
-        return f"{digest64(said.encode()):016x}"
+        basis = json.dumps([self.full_name, self.digest(), names, self.parameters], sort_keys=True)
+        return f"{digest64(basis.encode()):016x}"
 
     def find(self, piece: str) -> Any:
         """Return the piece as the module has it; None if there is none.
@@ -75,17 +83,17 @@ class ModelModule:
         """
         place, _, attribute = self._names.get(piece, f"{self.name}:{piece}").rpartition(":")
         module = _imported(place or self.name)
-        found = getattr(module, attribute, None)
-        if found is None and piece in self._names:
+        value = getattr(module, attribute, None)
+        if value is None and piece in self._names:
             raise self._missing(piece, f"{attribute} in {module.__name__}", nearest(attribute, dir(module)))
-        return found
+        return value
 
     def require(self, piece: str) -> Any:
         """Return the piece as the module has it; raise SettingsError, with an example, if there is none."""
-        found = self.find(piece)
-        if found is None:
+        value = self.find(piece)
+        if value is None:
             raise self._missing(piece, f"{piece} in {self.name}", nearest(piece, dir(_imported(self.name))))
-        return found
+        return value
 
     def feed_keys(self) -> dict[str, Any]:
         """Return the roles of a batch's keys, as arguments of `feed.dataset`.
@@ -93,8 +101,7 @@ class ModelModule:
         Raise SettingsError if the module has none, or if they are no dict of known roles.
         """
         keys = self.require("feed_keys")
-        known = {"inputs", "targets", "weights", "map"}
-        if not isinstance(keys, dict) or not keys.keys() <= known:
+        if not isinstance(keys, dict) or not keys.keys() <= {"inputs", "targets", "weights", "map"}:
             got = ", ".join(map(str, keys)) if isinstance(keys, dict) else f"a {type(keys).__name__}"
             raise SettingsError(
                 expected="feed_keys, a dict with some of inputs, targets, weights and map", got=got, where=self.name,
@@ -119,19 +126,19 @@ class ModelModule:
 
         Raise SettingsError if it is no function.
         """
-        found = self.find(piece)
-        if found is not None and not callable(found):
+        function = self.find(piece)
+        if function is not None and not callable(function):
             raise SettingsError(
-                expected=f"{piece}, a function", got=f"a {type(found).__name__}", where=self.name,
+                expected=f"{piece}, a function", got=f"a {type(function).__name__}", where=self.name,
                 remedy=f"Write, for example:\n{EXAMPLES[piece]}",
             )  # fmt: skip
-        return cast("Callable[..., Any] | None", found)
+        return cast("Callable[..., Any] | None", function)
 
     def _call(self, piece: str) -> Any:
         function = self.find_function(piece)
         assert function is not None
         taken = inspect.signature(function).parameters
-        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
             self._known |= self.parameters.keys()
             return function(**self.parameters)
         self._known |= taken.keys()
@@ -141,14 +148,11 @@ class ModelModule:
         """Raise SettingsError for a parameter that no function took; call this once all pieces are made."""
         for name in self.parameters:
             if name not in self._known:
-                raise self._unknown(name)
-
-    def _unknown(self, name: str) -> SettingsError:
-        known = ", ".join(sorted(self._known)) or "none"
-        return SettingsError(
-            expected=f"a parameter of its functions ({known})" + nearest(name, self._known), got=f'"{name}"',
-            where="--param", remedy=f"Mend its name, or give a function of {self.name} this parameter.",
-        )  # fmt: skip
+                known = ", ".join(sorted(self._known)) or "none"
+                raise SettingsError(
+                    expected=f"a parameter of its functions ({known})" + nearest(name, self._known), got=f'"{name}"',
+                    where="--param", remedy=f"Mend its name, or give a function of {self.name} this parameter.",
+                )  # fmt: skip
 
     def _missing(self, piece: str, what: str, near: str) -> SettingsError:
         return SettingsError(
@@ -157,17 +161,42 @@ class ModelModule:
         )  # fmt: skip
 
 
-def model_module(options: argparse.Namespace, names: dict[str, str]) -> ModelModule:
-    """Return the module that a command line names with `--model`; `names` are other names of its pieces."""
-    refuse_usage(options, find_repeated("--param", [name for name, _ in options.param]))
-    sys.path.insert(0, "")  # the user's modules are in the current folder
-    return ModelModule(options.model, dict(options.param), names)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOrder:
+    """The arguments that commands on a running job share: the user's module, and how to reach the job."""
+
+    module: ModelModule
+    endpoint: str
+    #: A folder of keys; empty: none.
+    keys: str
+    #: How long to wait for the coordinator, and for parameter servers.
+    connect_timeout_s: float
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, names: Mapping[str, str], **more: Any) -> Self:
+        """Return the order that a command line gives; `names` are other names of the module's pieces.
+
+        End the process with exit code 2 if a parameter of the module is given twice.
+        """
+        refuse_usage(options, find_repeated("--param", [name for name, _ in options.param]))
+        sys.path.insert(0, "")  # the user's modules are in the current folder
+        return cls(
+            module=ModelModule(options.model, dict(options.param), names),
+            endpoint=options.feed,
+            keys=options.keys,
+            connect_timeout_s=options.timeout_seconds,
+            **more,
+        )
+
+    def connect(self, stream: str, **how: Any) -> Feed:
+        """Connect to a stream of the job; `how` are further arguments of `connect`, which raises the same errors."""
+        return connect(self.endpoint, stream=stream, keys=self.keys, connect_timeout_s=self.connect_timeout_s, **how)
 
 
 def _imported(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except Exception as error:  # importing runs the user's code, which may raise anything
         raise SettingsError(
             expected=f'the module "{name}" to be importable', got=f"{type(error).__name__}: {error}", where="--model",
             remedy="Name it as an import does, without .py, and start in the folder that holds it.",

@@ -1,7 +1,7 @@
 """Rules of early stopping, which look at the losses of all evaluations so far.
 
-Rules: pure. A rule is a function of the history alone, so whoever has the history takes the same decision, restarted or
-not; the history is the whole state. Lower is better. NaN is worse than every number.
+Rules: pure. A rule is a function of the history alone, so a run takes the same decisions, restarted or not; the
+history is the whole state. Lower is better. NaN is worse than every number.
 """
 
 from __future__ import annotations

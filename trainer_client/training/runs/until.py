@@ -1,21 +1,24 @@
-"""The limits of a run, by epochs, steps or time, and the totals of what it has done.
+"""What a run is to do, and what it has done: limits, settings of a loop, totals, means, and the time it has gone on.
 
 Rules: pure. A number is absolute, so a run that was restarted ends where an unbroken one would; `"+10"` counts from
-where the checkpoint is. Whichever limit comes first ends the run.
+where the checkpoint is. Whichever limit comes first ends the run. Totals and means are part of a checkpoint, so a run
+that was resumed in the middle of an epoch has the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
-from trainer_client.training.runs.lines import spell_time
+from trainer_client.training.runs.printed_lines import spell_time
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-__all__ = ["RunLimits", "RunTotals", "Until"]
+__all__ = ["AgreedTime", "LoopSettings", "NotedMeans", "RunLimits", "RunTotals", "Until"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,16 +32,55 @@ class RunTotals:
 
     def state(self) -> dict[str, Any]:
         """Return the totals as plain values, for a checkpoint."""
-        return {"epochs": self.epochs, "steps": self.steps, "samples": self.samples, "seconds": self.seconds}
+        return asdict(self)
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> RunTotals:
         """Return the totals from what `state` returned; what an earlier release did not save is 0."""
-        return cls(**{name: state[name] for name in ("epochs", "steps", "samples", "seconds") if name in state})
+        return cls(**{field.name: state[field.name] for field in fields(cls) if field.name in state})
+
+    @classmethod
+    def of_checkpoint(cls, record: Mapping[str, Any]) -> RunTotals:
+        """Return the totals in a checkpoint; what an earlier release, or a run without a target, lacks is 0."""
+        return cls.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)})
 
     def words(self) -> list[str]:
         """Return the totals in words, for the line that says how a run ended."""
         return [f"{self.epochs} epochs", f"{self.steps} steps", f"{self.samples} samples"]
+
+
+class NotedMeans:
+    """Means over the batches of an epoch, each batch weighted by its rows: sums so far, with the rows in each."""
+
+    def __init__(self) -> None:
+        #: The largest number of rows in any of them.
+        self.rows = 0
+        #: By name, the sum over rows and the number of rows.
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, means: Mapping[str, float], rows: int) -> None:
+        """Add the means of a batch with this many rows; without rows, values that are not numbers are ignored."""
+        for name, mean in means.items():
+            total, over = self._sums.get(name, (0.0, 0))
+            # Not `rows * mean` without rows: zero times NaN would make the whole sum NaN.
+            self._sums[name] = (total + rows * float(mean) if rows else total, over + rows)
+            self.rows = max(self.rows, over + rows)
+
+    def means(self) -> dict[str, float]:
+        """Return the means by name; a value without rows has none."""
+        return {name: total / rows for name, (total, rows) in self._sums.items() if rows}
+
+    def state(self) -> dict[str, Any]:
+        """Return the state as plain values."""
+        return {name: [total, rows] for name, (total, rows) in self._sums.items()}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> NotedMeans:
+        """Return the means from what `state` returned."""
+        noted = cls()
+        noted._sums = {name: (float(total), int(rows)) for name, (total, rows) in state.items()}
+        noted.rows = max((rows for _, rows in noted._sums.values()), default=0)
+        return noted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,33 +151,81 @@ class RunLimits:
 
     def passed(self, there: RunTotals) -> str:
         """Return a phrase if a checkpoint is beyond a limit already, so that nothing is trained; else empty."""
-        limits = ((self.epochs, there.epochs, "epochs"), (self.steps, there.steps, "steps"))
-        for limit, done, what in limits:
+        for limit, done, unit in ((self.epochs, there.epochs, "epochs"), (self.steps, there.steps, "steps")):
             if limit is not None and done > limit:
-                return f"nothing was left to train, as the checkpoint has {done} {what} and {limit} were asked for"
+                return f"nothing was left to train, as the checkpoint has {done} {unit} and {limit} were asked for"
         return ""
 
     def __str__(self) -> str:
-        words = [f"{self.epochs} epochs" if self.epochs is not None else ""]
-        words += [f"{self.steps} steps" if self.steps is not None else ""]
-        words += [f"for {spell_time(self.max_time_s)}" if self.max_time_s is not None else ""]
-        return " or ".join(filter(None, words))
+        limits = {
+            f"{self.epochs} epochs": self.epochs,
+            f"{self.steps} steps": self.steps,
+            f"for {spell_time(self.max_time_s or 0)}": self.max_time_s,
+        }
+        return " or ".join(words for words, limit in limits.items() if limit is not None)
 
 
-def _absolute(name: str, said: int | str | None, there: int) -> int | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """Settings of a training loop: how far to train, when to save, and what to report."""
+
+    until: Until
+    checkpoints: Path
+    #: How many checkpoints stay.
+    keep: int = 3
+    #: When to save within an epoch; None: not by steps, or not by time.
+    save_every_steps: int | None = None
+    save_every_s: float | None = 600.0
+    #: Steps from one progress line to the next.
+    tell_every: int = 100
+    #: How often to retry a batch whose gradients are not finite.
+    retries: int = 10
+    #: Whether each replica's loss and gradients are compiled; what replicas exchange and apply is not.
+    xla: bool = False
+    #: The folder for summaries; None: write none.
+    summaries: Path | None = None
+
+
+class AgreedTime:
+    """The time that a run of several ranks in lockstep has gone on; `agree` waits for all ranks' times, for their mean.
+
+    All ranks call it at the same steps, and end at the same one.
+    """
+
+    def __init__(self, limit_s: float, agree: Callable[[float], float]) -> None:
+        self._limit_s = limit_s
+        self._agree = agree
+        self.begin()
+
+    def begin(self) -> None:
+        """Start from zero, as the run begins."""
+        self._agreed_s = 0.0
+        self._next_step = 1
+
+    def after(self, steps: int, spent_s: float) -> float:
+        """Return the time that all ranks agree on after `steps` steps; this rank has measured `spent_s`."""
+        if steps >= self._next_step:
+            self._agreed_s = self._agree(spent_s)
+            # Clocks and starts differ, so all go by the mean, and derive the next question from it: halfway to the
+            # limit at the pace so far. A run of hours asks some dozens of times, most of them near its end.
+            steps_left = steps * (self._limit_s - self._agreed_s) / max(self._agreed_s, 1e-9)
+            self._next_step = steps + max(1, int(steps_left / 2))
+        return self._agreed_s
+
+
+def _absolute(name: str, limit: int | str | None, there: int) -> int | None:
     """Return the absolute number: a number stands for itself, `"+10"` for ten more than there are.
 
     None stays None. Raise SettingsError for anything else.
     """
-    if said is None:
+    if limit is None:
         return None
-    text = str(said)
-    number = text.removeprefix("+")
-    if isinstance(said, bool) or not isinstance(said, int | str) or not (number.isascii() and number.isdecimal()):
+    digits = re.fullmatch(r"(\+?)([0-9]+)", str(limit))
+    if digits is None or not isinstance(limit, int | str):
         raise _nonsense(
-            f'a number of {name}, or "+" and how many more', repr(said), f'Write {name}=75 or {name}="+10".'
+            f'a number of {name}, or "+" and how many more', repr(limit), f'Write {name}=75 or {name}="+10".'
         )
-    return there + int(number) if text != number else int(number)
+    return int(digits[2]) + (there if digits[1] else 0)
 
 
 def _nonsense(expected: str, got: str, remedy: str) -> SettingsError:

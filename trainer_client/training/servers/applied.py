@@ -1,7 +1,8 @@
 """The batches in the variables that parameter servers hold, as numbers of a stream in queue mode.
 
-Rules: pure. A number counts once, whoever was leased it and however often. What it costs grows with the numbers that
-are missing, not with those that are applied. What the coordinator knows to be settled is in the variables, or given up.
+Rules: pure. A number counts once, however often and to whichever workers it was leased. Memory grows with the numbers
+that are missing, not with those that are applied. What the coordinator knows to be settled is in the variables, or
+given up.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class _EpochApplied:
 
     def unite(self, other: _EpochApplied) -> None:
         # Missing in both is what neither has: one that is behind has nothing from its `fresh` on.
-        self.missing = {one for one in self.missing | other.missing if not (self.has(one) or other.has(one))}
+        self.missing = {
+            number for number in self.missing | other.missing if not (self.has(number) or other.has(number))
+        }
         self.fresh = max(self.fresh, other.fresh)
 
 
@@ -40,7 +43,10 @@ class AppliedBatches:
     """The applied batches of all epochs; one before `settled` that is not listed is whole."""
 
     def __init__(self, done: DoneSet) -> None:
-        self._epochs = {one.epoch: _EpochApplied(one.fresh, set(accumulate(one.missing))) for one in done.epochs}
+        # On the wire, each missing number stands as its distance from the one before.
+        self._epochs = {
+            epoch.epoch: _EpochApplied(epoch.fresh, set(accumulate(epoch.missing))) for epoch in done.epochs
+        }
         self._settled = max(self._epochs, default=0)
 
     def has(self, epoch: int, number: int) -> bool:
@@ -54,8 +60,8 @@ class AppliedBatches:
     def forget_before(self, epoch: int) -> None:
         """Drop what is known of earlier epochs: they are settled, so none of their numbers comes again."""
         self._settled = max(self._settled, epoch)
-        for one in [one for one in self._epochs if one < epoch]:
-            del self._epochs[one]
+        for earlier in [earlier for earlier in self._epochs if earlier < epoch]:
+            del self._epochs[earlier]
 
     def unite(self, other: AppliedBatches) -> None:
         """Count all that the other has as well."""
@@ -71,15 +77,14 @@ class AppliedBatches:
 
     def done_set(self) -> DoneSet:
         """Return the same in the form in which it crosses the wire and lies in checkpoints."""
-        last = max([*self._epochs, self._settled])
         # An epoch before the last one that is not listed is whole, so all others have to be listed.
-        listed = {*range(self._settled, last + 1), *self._epochs}
+        listed = {*range(self._settled, max([*self._epochs, self._settled]) + 1), *self._epochs}
         return DoneSet(tuple(_packed(at, self._epochs.get(at, _EpochApplied())) for at in sorted(listed)))
 
 
 def _packed(at: int, epoch: _EpochApplied) -> EpochDone:
     missing = sorted(epoch.missing)
-    steps = (one - before for one, before in zip(missing, [0, *missing], strict=False))
+    steps = (number - before for number, before in zip(missing, [0, *missing], strict=False))
     return EpochDone(at, epoch.fresh, tuple(steps))
 
 

@@ -14,7 +14,6 @@ from shared.keys import ClientKeys, ServerKeys
 from shared.quick_import import quick_import
 from trainer_client.arguments import USUAL_STALENESS
 from trainer_client.roles import role
-from trainer_client.training.runs.lines import serving_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,18 +59,19 @@ def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any]) -> No
     if not keys and not is_loopback(endpoint):
         raise SettingsError(
             expected="keys, or loopback addresses",
-            got=f"{endpoint} without keys: whoever reaches it could change the model",
+            got=f"{endpoint} without keys: anybody who reaches it could change the model",
             where="--strategy parameter-server",
             remedy="Name a folder of keys, made with `loader-server keys`: --keys.",
         )  # fmt: skip
-    shown = client_keys(keys)
-    pairs = (ServerKeys.read(keys, "trainer"), shown) if shown is not None else None
+    own_keys = client_keys(keys)
+    pairs = (ServerKeys.read(keys, "trainer"), own_keys) if own_keys is not None else None
+    # Only the first server gives orders, so only it needs to know the others.
     others = [f"tcp://{host}" for host in place.ps_hosts[1:]] if place.index == 0 else []
     server = ParameterServer(
         _bindable(endpoint), ShareStore(make_optimizer), is_first=place.index == 0, others=others, keys=pairs
     )
     try:
-        print(serving_line(place.index, len(place.ps_hosts), endpoint), flush=True)
+        print(f"SERVING: share {place.index + 1} of {len(place.ps_hosts)} at {endpoint}", flush=True)
         server.serve()
     finally:
         server.close()
@@ -96,9 +96,11 @@ def worker_settings(place: Role, options: StrategyOptions, until: Until) -> Serv
 
     memory = None if options.server_memory is None else int(options.server_memory * 2**20)
     staleness = USUAL_STALENESS if options.staleness is None else options.staleness
-    shares = SharesSettings(staleness=staleness, most=steps_of(until), memory=memory)
     return ServedSettings(
-        is_chief=place.is_master, pull_every=options.pull_every or _PULL_EVERY, shares=shares, workers=place.world
+        is_chief=place.is_master,
+        pull_every=options.pull_every or _PULL_EVERY,
+        shares=SharesSettings(staleness=staleness, most=steps_of(until), memory=memory),
+        workers=place.world,
     )
 
 
@@ -131,10 +133,10 @@ def steps_of(until: Until) -> int:
     return _absolute(until.steps, "--steps") or 0
 
 
-def _absolute(said: int | str | None, where: str) -> int | None:
-    if said is not None and str(said).startswith("+"):
+def _absolute(limit: int | str | None, where: str) -> int | None:
+    if limit is not None and str(limit).startswith("+"):
         raise SettingsError(
-            expected="a number that is the same for all workers", got=str(said), where=where,
+            expected="a number that is the same for all workers", got=str(limit), where=where,
             remedy="Write how many there are in all.",
         )  # fmt: skip
-    return None if said is None else int(said)
+    return None if limit is None else int(limit)

@@ -20,21 +20,20 @@ from shared.errors import EndedError, SettingsError
 from shared.wire.message_parts import DoneSet, EpochDone
 from trainer_client.tf import ctrl_c
 from trainer_client.training.loop.base_loop import BaseLoop
-from trainer_client.training.loop.progress_line import Scope
 from trainer_client.training.loop.step import APPLIED
-from trainer_client.training.runs.noted import NotedMeans
-from trainer_client.training.runs.run import JOB_ENDED, STEPS_DONE
-from trainer_client.training.runs.until import RunTotals
+from trainer_client.training.loop.teller import Scope
+from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
+from trainer_client.training.runs.until import NotedMeans, RunTotals
 from trainer_client.training.servers.applied import merged
-from trainer_client.training.servers.collected_gradients import CollectedGradients
-from trainer_client.training.servers.optimizer_settings import OptimizerSettings
 from trainer_client.training.servers.served_model import MovedError, ServedModel
+from trainer_client.training.servers.served_optimizer import CollectedGradients, OptimizerSettings
 from trainer_client.training.strategies.single import Single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trainer_client.training.loop.base_loop import LoopSettings, TrainingData
+    from trainer_client.training.loop.base_loop import TrainingData
+    from trainer_client.training.runs.until import LoopSettings
     from trainer_client.training.servers.served_model import SharesSettings
     from trainer_client.training.servers.server_connections import ServerConnections
 
@@ -69,6 +68,7 @@ class ServedLoop(BaseLoop):
         callbacks: Sequence[Any] = (),
     ) -> None:
         _refuse_lockstep(data.feed._session)
+        self._leases = data.feed._session.leases
         super().__init__(model, data, Single(compiles_updates=False), settings, callbacks, writes=worker.is_chief)
         self._servers, self._worker = servers, worker
         if worker.workers > 1:
@@ -155,6 +155,8 @@ class ServedLoop(BaseLoop):
         if not (self._worker.is_chief and self._callbacks.callbacks):
             callbacks()
             return
+        # Servers have optimizers of their own, so this one is compared around each call: a rate is passed on before
+        # anything else is trained here, and any other change would silently have no effect.
         settings = self._optimizer_settings
         rate, steps = settings.rate(), settings.steps()
         callbacks()
@@ -164,7 +166,7 @@ class ServedLoop(BaseLoop):
             self._set_rate()
 
     def _set_rate(self) -> None:
-        """Tell servers the learning rate that was set last, if they do not know it."""
+        """Send servers the learning rate that was set last, if they do not know it."""
         if self._rate is None:
             return
         try:
@@ -175,16 +177,15 @@ class ServedLoop(BaseLoop):
 
     def _train_on(self, element: Any) -> float | None:
         """Take one step, and count it or give the batch back; return its loss, or None if none was computed."""
-        session = self._session
         with self._timed("step"):
             loss, rows, is_in = self._try(element)
             if is_in:
                 assert loss is not None
-                session.cursor.count(1)
+                self._session.cursor.count(1)
                 self._note_step(loss, rows)
             else:
                 # Refused gradients were computed from values that are too old, so pull before the next batch.
-                session.leases.give_back()
+                self._leases.give_back()
                 self._since_pull = None
             self._progress.stop(self._served.over)
         return loss
@@ -196,9 +197,12 @@ class ServedLoop(BaseLoop):
         return steps
 
     def _try(self, element: Any) -> tuple[float | None, int, bool]:
-        """Pull if it is due, compute and push; return loss, valid rows and whether the batch is in the model."""
+        """Pull if it is due, compute and push; return loss, valid rows and whether the batch is in the model.
+
+        The loss is None if servers had moved before anything was computed.
+        """
         loss, rows = None, 0
-        lease = self._session.leases.in_hand()
+        lease = self._leases.in_hand()
         try:
             if self._since_pull is None or self._since_pull >= self._worker.pull_every:
                 self._served.pull()
@@ -222,20 +226,12 @@ class ServedLoop(BaseLoop):
         cut = self._cut()  # brings the servers' values into the model, so that callbacks evaluate these
         if self._worker.is_chief and cut is None:
             return  # servers have moved: the epoch is evaluated when it is over again
-        self._call(partial(self._tell_callbacks, epoch, logs))
+        self._call(partial(self._end_epoch_of_callbacks, epoch, logs))
         self._teller.tell_epoch(self._progress.totals, logs, whose)
         if self._early_stop is not None and JOB_ENDED not in self._params:
             self._early_stop.note(epoch, logs, is_trained=rows > 0)
         self._heed_callbacks()
         self._commit(cut)
-
-    def _tell_callbacks(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Call the callbacks with the same logs, so that later ones see what earlier ones add.
-
-        Keras's list of callbacks would give each a copy.
-        """
-        for callback in self._callbacks.callbacks:
-            callback.on_epoch_end(epoch, logs)
 
     def _results_of(self, epoch: int, noted: NotedMeans) -> tuple[dict[str, Any], int, str]:
         """Report this worker's results of an epoch; return means, over how many rows, and a phrase on whose.
@@ -253,22 +249,15 @@ class ServedLoop(BaseLoop):
 
     def _begin(self, interruption: ctrl_c.Interruption) -> None:
         """Join the servers, to which the chief may have to give shares first, and begin the run from there."""
-        self._saved.begin()
+        self._saved.mark(finished=False)
         self._model.stop_training = False
-        there = RunTotals(epochs=self._session.cursor.at.epoch)
         if self._worker.is_chief:
             there = self._begin_as_chief()
         else:
             self._follow_chief(interruption)
-            there = replace(there, steps=self._served.version)
+            there = RunTotals(steps=self._served.version)
         self._is_joined = True
-        self._params[STEPS_DONE] = there.steps
-        there = replace(there, epochs=self._session.cursor.at.epoch)
-        self._rows = self._session.trained_rows
-        self._progress.begin(f"training {self._session.spec.stream}", there)
-        self._progress.stop(self._served.over)
-        self._heed_early_stop()
-        self._teller.begin(self._progress, self._step.traces)
+        self._start(replace(there, epochs=self._session.cursor.at.epoch), self._served.over)
         self._call(self._callbacks.on_train_begin)
 
     def _follow_chief(self, interruption: ctrl_c.Interruption) -> bool:
@@ -278,7 +267,8 @@ class ServedLoop(BaseLoop):
         """
         self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
         self._is_joined = True
-        return self._session.leases.follow()
+        # Only now: the chief takes the queue back before it gives shares, so it is where it stays.
+        return self._leases.follow()
 
     def _begin_as_chief(self) -> RunTotals:
         totals = self._saved.read(self._model, self._early_stop)
@@ -303,6 +293,7 @@ class ServedLoop(BaseLoop):
 
         If there is none, the first one is written here.
         """
+        # Without a checkpoint, servers that lose their shares later would leave nothing to go back to.
         is_first = self._saved.read(self._model, None) is None
         # Servers stop first: nobody may train on values that the queue, once it is taken back, does not match.
         self._served.withdraw()
@@ -316,6 +307,7 @@ class ServedLoop(BaseLoop):
 
     def _join(self, interruption: ctrl_c.Interruption) -> bool:
         """Join servers that have moved; return whether the queue is elsewhere now."""
+        # Whatever was pulled is of another generation: gradients computed from it would be refused.
         self._since_pull = None
         is_elsewhere = self._join_as_chief(interruption) if self._worker.is_chief else self._follow_chief(interruption)
         self._progress.go_back(epochs=self._session.cursor.at.epoch, steps=self._served.version)
@@ -336,8 +328,8 @@ class ServedLoop(BaseLoop):
         """Have the step collect its gradients, as the servers have the optimizer."""
         model = self._model
         self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
-        goes_on = self._worker.pull_every > 1
-        self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=goes_on)
+        # Between pulls the worker's own copy goes on by its own gradients; with a pull before each step none is left.
+        self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=self._worker.pull_every > 1)
         self._step.optimizer = self._kept
         self._optimizer_settings = OptimizerSettings(model)
 
@@ -345,7 +337,7 @@ class ServedLoop(BaseLoop):
         self._callbacks.on_train_end()  # a rate set there would have no effect, so it is not looked for
         if self._worker.is_chief:
             self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=0)
-        self._saved.finish()
+        self._saved.mark(finished=True)
         self._progress.finish()
 
     # --- saving ---
@@ -373,23 +365,20 @@ class ServedLoop(BaseLoop):
                 self._is_joined = False
                 return None
             self._since_pull = 0
-            steps = self._steps_done() - self._progress.steps
-            self._progress.count(epochs=self._progress.totals.epochs, steps=steps)
-            epochs = merged(_done_set(state), done).epochs
-            return state | {"epochs": [[one.epoch, one.fresh, list(one.missing)] for one in epochs]}
+            self._progress.count(epochs=self._progress.totals.epochs, steps=self._steps_done() - self._progress.steps)
+            whole = merged(_done_set(state), done)
+            return state | {"epochs": [[epoch.epoch, epoch.fresh, list(epoch.missing)] for epoch in whole.epochs]}
 
     def _commit(self, cut: dict[str, Any] | None) -> bool:
         """Commit a cut, as long as nothing else was trained or pulled; return whether there was one."""
         if cut is None:
             return False
         with self._timed("checkpoint"):
-            totals = replace(self._totals(), steps=self._served.version)
+            epochs, steps = self._session.cursor.at.epoch, self._served.version
+            totals = replace(self._progress.totals, epochs=epochs, steps=steps)
             written = self._saved.commit(self._model, cut, totals, self._noted, self._early_stop)
-        self._note_saved(written, self._served.version)
+        self._note_saved(written, steps)
         return True
-
-    def _totals(self) -> RunTotals:
-        return replace(self._progress.totals, epochs=self._session.cursor.at.epoch)
 
 
 def _heed(interruption: ctrl_c.Interruption) -> None:

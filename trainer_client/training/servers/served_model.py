@@ -10,18 +10,17 @@ import secrets
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from shared.errors import LostError, SettingsError
 from shared.wire.message_parts import DoneSet, PartGradient, VariablePart
 from shared.wire.topics import server_messages as m
-from trainer_client.training.checkpoints.variables import plain_value
-from trainer_client.training.servers.merged_rows import rows_between
-from trainer_client.training.servers.optimizer_variables import OptimizerVariables
+from trainer_client.training.checkpoints.saved_model import plain_value
+from trainer_client.training.servers.row_shares import HeldVariable, refuse_too_little_memory, rows_of, shares_of
+from trainer_client.training.servers.served_optimizer import OptimizerVariables, rows_between
 from trainer_client.training.servers.share_store import frame_of, split_frame
-from trainer_client.training.servers.shares import HeldVariable, refuse_too_little_memory, shares_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +52,8 @@ class ServedModel:
     """A built model and its optimizer, whose trained variables and state servers hold."""
 
     def __init__(self, model: Any, optimizer: Any, servers: ServerConnections, settings: SharesSettings) -> None:
-        #: The version of the values that were pulled, and the newest that was heard of.
+        #: The version of the values that were pulled, and the newest that was heard of. A pull asks for the latter at
+        #: least: a server that is behind the first would lack gradients that this trainer knows to be applied.
         self.version = self._heard_version = 0
         #: The generation that was joined; 0: none.
         self.generation = 0
@@ -88,14 +88,14 @@ class ServedModel:
             self.quit()
             self._trainer = secrets.randbits(63)
         self.generation, self._refused = 0, None
-        shown = [said for said, _ in self._servers.ask_all(m.Look(serial=0, trainer=self._trainer), heed)]
-        self.over = shown[0].over
-        generations = {one.generation for one in shown}
+        answers = [answer for answer, _ in self._servers.ask_all(m.Look(serial=0, trainer=self._trainer), heed)]
+        self.over = answers[0].over
+        generations = {answer.generation for answer in answers}
         # 0 is a server without a share: it was started again, or the chief has not given it one.
         if len(generations) > 1 or 0 in generations:
             return False
-        self.version = self._heard_version = shown[0].version
-        self.generation, self._shares = shown[0].generation, [one.parts for one in shown]
+        self.version = self._heard_version = answers[0].version
+        self.generation, self._shares = answers[0].generation, [answer.parts for answer in answers]
         self._refuse_another_model()
         return True
 
@@ -118,9 +118,8 @@ class ServedModel:
         for part in (part for share in self._shares for part in share):
             if part.variable >= len(rows) or part.shape[1:] != tuple(self._variables[part.variable].shape)[1:]:
                 raise _another_model(f"a part of variable {part.variable} with shape {list(part.shape)}")
-            rows[part.variable] += part.shape[0] if part.shape else 0
-        mine = [one.shape[0] if one.shape else 0 for one in self._variables]
-        if rows != mine:
+            rows[part.variable] += rows_of(part.shape)
+        if rows != [rows_of(variable.shape) for variable in self._variables]:
             raise _another_model(f"variables of {rows} rows")
 
     # --- the chief ---
@@ -131,10 +130,15 @@ class ServedModel:
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate for all that anybody pushes from now on; raise MovedError if servers moved."""
-        message = m.SetRate(serial=0, trainer=self._trainer, generation=self.generation, rate=rate)
-        answer, _ = self._servers.ask({0: (message, b"")})[0]
+        # To the first server alone, whose orders bring the rate to the others together with the batches.
+        self._ask_first(m.SetRate(serial=0, trainer=self._trainer, generation=self.generation, rate=rate))
+
+    def _ask_first(self, message: Any, frame: bytes = b"") -> m.Taken:
+        """Return the first server's answer; raise MovedError if it has another generation, or none."""
+        answer, _ = self._servers.ask({0: (message, frame)})[0]
         if answer.code == "moved":
             raise MovedError
+        return cast("m.Taken", answer)
 
     def serve(self, done: DoneSet, version: int) -> None:
         """Give every server its share of the model as it is; `done` is the batches that are applied to it.
@@ -143,12 +147,12 @@ class ServedModel:
         """
         held = [
             HeldVariable(
-                shape=tuple(one.shape),
-                dtype=str(one.dtype),
-                item_bytes=np.dtype(str(one.dtype)).itemsize,
-                can_be_cut=self._state.can_be_cut(at, tuple(one.shape)),
+                shape=tuple(variable.shape),
+                dtype=str(variable.dtype),
+                item_bytes=np.dtype(str(variable.dtype)).itemsize,
+                can_be_cut=self._state.can_be_cut(at, tuple(variable.shape)),
             )
-            for at, one in enumerate(self._variables)
+            for at, variable in enumerate(self._variables)
         ]
         shares = shares_of(held, len(self._servers))
         if self._settings.memory is not None:
@@ -156,59 +160,60 @@ class ServedModel:
         generation = secrets.randbits(63)
         questions = {at: self._share(share, generation, done, version) for at, share in enumerate(shares)}
         # The first server last: it decides for all, so it must not serve before the others hold their shares.
-        self._servers.ask({at: one for at, one in questions.items() if at})
+        self._servers.ask({at: question for at, question in questions.items() if at})
         self._servers.ask({0: questions[0]})
 
     def _share(
         self, parts: tuple[VariablePart, ...], generation: int, done: DoneSet, version: int
     ) -> tuple[Any, bytes]:
         """Return the message and the frame that give a server these parts of the model."""
-        arrays = [plain_value(one) for one in self._variables]
-        slots = {part.variable: [plain_value(one) for one in self._state.of_each[part.variable]] for part in parts}
+        arrays = [plain_value(variable) for variable in self._variables]
+        slots = {
+            part.variable: [plain_value(variable) for variable in self._state.of_each[part.variable]] for part in parts
+        }
         frame = frame_of(
             [
                 *(_cut(arrays[part.variable], part) for part in parts),
-                *(plain_value(one) for one in self._state.common),
-                *(_cut(one, part) for part in parts for one in slots[part.variable]),
+                *(plain_value(variable) for variable in self._state.common),
+                *(_cut(slot, part) for part in parts for slot in slots[part.variable]),
             ]
         )
         settings = self._settings
-        message = m.ServeShare(
+        return m.ServeShare(
             serial=0, generation=generation, version=version, staleness=settings.staleness, most=settings.most,
             parts=parts, done=done, nbytes=len(frame),
-        )  # fmt: skip
-        return message, frame
+        ), frame  # fmt: skip
 
     def save(self, settled: int) -> DoneSet:
         """Read one cut of all that the servers hold into model and optimizer; return the batches applied to it.
 
         Epochs before `settled` are settled, so servers may forget them. Raise MovedError if servers have moved.
         """
-        cut = m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
-        replies = self._values(self._servers.ask_all(cut))
-        # Variables of no part come from every server. Those of the first count, which decides: they are assigned last.
-        for (said, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):
-            self._take_all(parts, frame)
-            self.version = said.version
-        done: DoneSet = replies[0][0].done
-        return done
+        replies = self._ask_values(
+            m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
+        )
+        self._take_in(replies, has_slots=True)
+        self.version = replies[0][0].version
+        return cast("DoneSet", replies[0][0].done)
 
-    def _take_all(self, parts: tuple[VariablePart, ...], frame: memoryview) -> None:
-        values = [(part, self._variables[part.variable]) for part in parts]
-        slots = [(part, one) for part in parts for one in self._state.of_each[part.variable]]
-        common = [(None, one) for one in self._state.common]
-        _assign([*values, *common, *slots], frame)
+    def _take_in(self, replies: Sequence[Reply], *, has_slots: bool = False) -> None:
+        """Assign the servers' values to the model's variables; with `has_slots`, the optimizer's state follows them."""
+        common = [(None, variable) for variable in self._state.common]
+        # Variables of no part come from every server. Those of the first count, which decides: they are assigned last.
+        for (_, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):
+            values = [(part, self._variables[part.variable]) for part in parts]
+            slots = [(part, variable) for part in parts for variable in self._state.of_each[part.variable]]
+            _assign([*values, *common, *(slots if has_slots else ())], frame)
 
     def finish(self, why: str) -> None:
         """End the run for everybody; raise MovedError if it goes on with another chief.
 
-        All servers are told, and the first tells them again, unless it dies before.
+        All servers get the message, and the first passes it on as well, unless it dies before.
         """
         finish = m.Finish(serial=0, generation=self.generation, why=why)
+        # To all: if the first died now, nobody would be left to tell the others, which would wait for ever.
         self._servers.tell_all(finish)
-        said, _ = self._servers.ask({0: (finish, b"")})[0]
-        if said.code == "moved":
-            raise MovedError
+        self._ask_first(finish)
 
     # --- steps ---
 
@@ -217,18 +222,16 @@ class ServedModel:
 
         Raise MovedError if they have another generation.
         """
-        pull = m.Pull(
-            serial=0, trainer=self._trainer, generation=self.generation, at_least=self._heard_version
-        )  # fmt: skip
-        replies = self._values(self._servers.ask_all(pull))
+        replies = self._ask_values(
+            m.Pull(serial=0, trainer=self._trainer, generation=self.generation, at_least=self._heard_version)
+        )
+        self._take_in(replies)
         self.version = self._heard_version = replies[0][0].version
-        common = [(None, variable) for variable in self._state.common]
-        for (_, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):  # as in `save`
-            _assign([*((part, self._variables[part.variable]) for part in parts), *common], frame)
 
-    @staticmethod
-    def _values(replies: Sequence[Reply]) -> Sequence[Reply]:
-        if any(isinstance(said, m.Taken) for said, _ in replies):
+    def _ask_values(self, message: m.Pull | m.Save) -> Sequence[Reply]:
+        """Return all servers' values; raise MovedError if some have none of this generation to give."""
+        replies = self._servers.ask_all(message)
+        if any(isinstance(answer, m.Taken) for answer, _ in replies):
             raise MovedError
         return replies
 
@@ -240,35 +243,34 @@ class ServedModel:
         refused, self._refused = self._refused, None
         pushed = {at: self._push(at, lease, gradients, refused) for at in range(len(self._servers))}
         # The first server last: once it has decided, the others can apply the gradients even if this worker is gone.
-        held = self._servers.ask({at: one for at, one in pushed.items() if at})
-        if any(said.code != "held" for said, _ in held.values()):
+        held = self._servers.ask({at: question for at, question in pushed.items() if at})
+        if any(answer.code != "held" for answer, _ in held.values()):
             raise MovedError
-        said, _ = self._servers.ask({0: pushed[0]})[0]
-        if said.code == "moved":
-            raise MovedError
-        if said.code != "applied":
+        answer = self._ask_first(*pushed[0])
+        # The first server does not pass refusals on, so the others are to drop the gradients by the next push.
+        if answer.code != "applied":
             self._refused = lease
-        self.over, self._heard_version = said.why, said.version
-        return said.code in ("applied", "repeated")
+        self.over, self._heard_version = answer.why, answer.version
+        # `repeated` is as good: the batch is in the model already, and its last worker died before it could report it.
+        return answer.code in ("applied", "repeated")
 
     def _push(self, at: int, lease: Lease, gradients: dict[int, Any], refused: Lease | None) -> tuple[Any, bytes]:
         """Return the message and the frame with a server's part of the gradients."""
         parts, arrays = [], list[Any]()
         for place, part in enumerate(self._shares[at]):
-            one = gradients.get(part.variable)
-            if isinstance(one, tuple):
-                rows = rows_between(one, part.start, part.start + part.shape[0])
+            gradient = gradients.get(part.variable)
+            if isinstance(gradient, tuple):
+                rows = rows_between(gradient, part.start, part.start + part.shape[0])
                 parts.append(PartGradient(place, len(rows[0])))
                 arrays += rows
-            elif one is not None:
+            elif gradient is not None:
                 parts.append(PartGradient(place, None))
-                arrays.append(_cut(one, part))
+                arrays.append(_cut(gradient, part))
         frame = frame_of(arrays)
-        message = m.Push(
+        return m.Push(
             serial=0, trainer=self._trainer, generation=self.generation, lease=lease, based_on=self.version,
             refused=refused, is_step=bool(gradients), parts=tuple(parts), nbytes=len(frame),
-        )  # fmt: skip
-        return message, frame
+        ), frame  # fmt: skip
 
     def quit(self) -> None:
         """Tell the servers that this trainer leaves and pushes nothing more."""
@@ -298,21 +300,30 @@ def refuse_what_servers_cannot_hold(model: Any, optimizer: Any) -> None:
     """Raise SettingsError for equal names, constraints, several optimizers, or a loss that is scaled."""
     seen: dict[str, int] = {}
     for layer in model._flatten_layers(include_self=False):  # noqa: SLF001 - `layers` has the outer ones only
-        inner = {id(one) for below in layer._flatten_layers(include_self=False) for one in below.variables}  # noqa: SLF001
-        for variable in (one for one in layer.trainable_variables if id(one) not in inner):
+        inner = {id(variable) for below in layer._flatten_layers(include_self=False) for variable in below.variables}  # noqa: SLF001
+        for variable in (variable for variable in layer.trainable_variables if id(variable) not in inner):
             name = variable.path.rpartition("/")[0]
             if seen.setdefault(name, id(layer)) != id(layer):
                 raise _cannot_hold(
                     "layers and tables of different names", f'two that are called "{name}"', "Rename one."
                 )
-    if any(getattr(one, "constraint", None) is not None for one in model.trainable_variables):
-        raise _cannot_hold(
-            "variables without constraints", "some with", "Leave constraints out: servers would not apply them."
-        )
-    if hasattr(optimizer, "optimizers"):
-        raise _cannot_hold("one optimizer for all variables", f"a {type(optimizer).__name__}", "Take one of them.")
-    if hasattr(optimizer, "inner_optimizer"):
-        raise _cannot_hold("a loss that is not scaled", "mixed_float16", "Take --precision mixed_bfloat16, or float32.")
+    has_constraints = any(getattr(variable, "constraint", None) is not None for variable in model.trainable_variables)
+    for is_there, expected, got, remedy in (
+        (
+            has_constraints, "variables without constraints", "some with",
+            "Leave constraints out: servers would not apply them.",
+        ),
+        (
+            hasattr(optimizer, "optimizers"), "one optimizer for all variables", f"a {type(optimizer).__name__}",
+            "Take one of them.",
+        ),
+        (
+            hasattr(optimizer, "inner_optimizer"), "a loss that is not scaled", "mixed_float16",
+            "Take --precision mixed_bfloat16, or float32.",
+        ),
+    ):  # fmt: skip
+        if is_there:
+            raise _cannot_hold(expected, got, remedy)
 
 
 def _cannot_hold(expected: str, got: str, remedy: str) -> SettingsError:

@@ -42,10 +42,13 @@ class ServerConnections:
         self.endpoints = tuple(endpoints)
         self._lost_timeout_s = lost_timeout_s
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._sockets = [connect_dealer(self._context, one, keys, secrets.token_bytes(16)) for one in endpoints]
+        self._sockets = [
+            connect_dealer(self._context, endpoint, keys, secrets.token_bytes(16)) for endpoint in endpoints
+        ]
         self._poller = zmq.Poller()
         for socket in self._sockets:
             self._poller.register(socket, zmq.POLLIN)
+        #: That of the last question. Serials go on rising over all servers and questions, so a late answer is known.
         self._serial = 0
 
     def __len__(self) -> int:
@@ -63,37 +66,39 @@ class ServerConnections:
         Once one has moved, no more answers are waited for, because the others may wait for its orders: some may be
         missing. Raise LostError if a server does not answer in time. `heed` may raise, which ends the wait.
         """
+        # A question keeps its serial however often it is sent, since the connection may break at any time: a server
+        # that has it already answers again and does nothing twice.
         asked = {}
         for at, (message, frame) in questions.items():
             self._serial += 1
             asked[at] = _Question(self._sockets[at], replace(message, serial=self._serial), frame)
-        while waiting := {at: one for at, one in asked.items() if one.reply is None}:
+        while waiting := {at: question for at, question in asked.items() if question.reply is None}:
             if heed is not None:
                 heed()
             now_s = time.monotonic()
-            for at, one in waiting.items():
-                if now_s - one.began_s > self._lost_timeout_s:
+            for at, question in waiting.items():
+                if now_s - question.began_s > self._lost_timeout_s:
                     raise self._lost(at)
-                one.send(now_s)
+                question.send(now_s)
             self._poller.poll(50)
             for at, socket in enumerate(self._sockets):
                 for frames in read_waiting(socket):
                     self._take_in(frames, asked.get(at))
-            if any(one.has_moved() for one in asked.values()):
+            if any(question.has_moved() for question in asked.values()):
                 break
-        return {at: one.reply for at, one in asked.items() if one.reply is not None}
+        return {at: question.reply for at, question in asked.items() if question.reply is not None}
 
     @staticmethod
     def _take_in(frames: list[zmq.Frame], asked: _Question | None) -> None:
         try:
-            said = decode(frames[0].buffer)
+            answer = decode(frames[0].buffer)
         except ProtocolError:
             return
-        if isinstance(said, wire.Refused):
-            raise error_of(said, "parameter server")
+        if isinstance(answer, wire.Refused):
+            raise error_of(answer, "parameter server")
         # The answer to a question that was given up, or asked twice, may come late: its serial is of no question now.
-        if asked is not None and getattr(said, "serial", None) == asked.message.serial:
-            asked.reply = (said, frames[1].buffer if len(frames) > 1 else memoryview(b""))
+        if asked is not None and getattr(answer, "serial", None) == asked.message.serial:
+            asked.reply = (answer, frames[1].buffer if len(frames) > 1 else memoryview(b""))
 
     def tell_all(self, message: Any) -> None:
         """Send a message that is not answered to every server whose connection takes it."""
@@ -124,7 +129,10 @@ class _Question:
         self.reply: Reply | None = None
         self.began_s = time.monotonic()
         self._socket = socket
-        self._frames = [encode(message), *([frame] if message_has_frame(message) else [])]
+        # These two are followed by a frame even if it is empty.
+        has_frame = isinstance(message, m.ServeShare | m.Push)
+        self._frames = [encode(message), *([frame] if has_frame else [])]
+        #: When to send it next, and how long to wait after that.
         self._again_s, self._pause_s = 0.0, _UNANSWERED_S
 
     def has_moved(self) -> bool:
@@ -141,8 +149,3 @@ class _Question:
             self._again_s = now_s + _NOT_UP_S
             return
         self._again_s, self._pause_s = now_s + self._pause_s, 2 * self._pause_s
-
-
-def message_has_frame(message: Any) -> bool:
-    """Return whether a frame follows the message."""
-    return isinstance(message, m.ServeShare | m.Push)

@@ -4,7 +4,7 @@ Rules, each with the interleaving behind it:
 - The first server decides for all, and tells the others in order: at a version each has applied the same batches.
 - The others have a batch's gradients before the first is asked: a worker that dies leaves no step half applied.
 - Gradients wait under their batch: the next ones of a quick worker may come before the order to apply the last.
-- A batch that is applied is not applied again, whoever brings it: its worker may have died before it reported it.
+- A batch that is applied is not applied again, whichever worker brings it: its own may have died before a report.
 - Values that are pulled have all that their trainer has pushed: a server that is behind answers once it is not.
 - A checkpoint is cut where the first says, so its variables and its batches agree without anybody waiting.
 - A trainer that was silent for long is forgotten, with its gradients that wait; if it comes back, it begins anew.
@@ -35,7 +35,7 @@ __all__ = [
 
 #: How long a trainer is silent before it is forgotten: longer than any step.
 _FORGOTTEN_S = 600.0
-#: How often the others are told the version even if nothing happens, so that one that missed an order notices it.
+#: How often the others get the version even if nothing happens, so that one that missed an order notices it.
 _AGREE_EVERY_S = 2.0
 #: How long a trainer is silent at the end of a run before it is not waited for: longer than most steps.
 _GONE_S = 60.0
@@ -114,7 +114,7 @@ Instruction = Answer | Adopt | Hold | Apply | ApplyHeld | Drop | AssignRate | Cu
 
 
 class ServerState:
-    """The state of one server; the first of all is told that it is."""
+    """The state of one server; `is_first` is the one that decides for all."""
 
     def __init__(self, *, is_first: bool) -> None:
         #: Names the shares that the chief gave out together; 0: this server serves none.
@@ -132,9 +132,11 @@ class ServerState:
         self._is_first = is_first
         #: How many versions old gradients may be, and after how many batches the run is over (0: never).
         self._staleness = self._most = 0
+        #: The batches in the variables; only the first server keeps this up to date, as it decides for all.
         self._applied = AppliedBatches(DoneSet((EpochDone(0, 0, ()),)))
         #: When each trainer was last heard.
         self._heard_s: dict[int, float] = {}
+        #: The time of the message in hand, and of the last `agree` to the other servers.
         self._now_s = self._agreed_s = 0.0
         #: Gradients that wait for the first server's order to apply them.
         self._held: dict[Key, None] = {}
@@ -150,86 +152,99 @@ class ServerState:
 
     # --- what trainers say ---
 
-    def handle(self, asker: bytes, said: Message, now_s: float) -> list[Instruction]:
-        """Take in a message; return what is to be done, in order."""
+    def handle(self, asker: bytes, message: Message, now_s: float) -> list[Instruction]:
+        """Take in a message; return what is to be done, in order. A message that is none of ours is ignored."""
         self._now_s = now_s
-        trainer = getattr(said, "trainer", None)
+        trainer = getattr(message, "trainer", None)
         if trainer in self._heard_s:
             self._heard_s[trainer] = now_s
-        handler = self._handlers.get(type(said))
-        return handler(self, asker, said) if handler is not None else []
+        handler = self._handlers.get(type(message))
+        return handler(self, asker, message) if handler is not None else []
 
-    def _look(self, asker: bytes, said: m.Look) -> list[Instruction]:
-        self._heard_s[said.trainer] = self._now_s
-        shown = m.Shown(
-            serial=said.serial, generation=self.generation, version=self.version, over=self.over, parts=self.parts
-        )  # fmt: skip
-        return [Answer(asker, shown)]
+    def _look(self, asker: bytes, message: m.Look) -> list[Instruction]:
+        self._heard_s[message.trainer] = self._now_s
+        return [
+            Answer(
+                asker,
+                m.Shown(
+                    serial=message.serial, generation=self.generation, version=self.version, over=self.over,
+                    parts=self.parts,
+                ),
+            )
+        ]  # fmt: skip
 
-    def _quit(self, _asker: bytes, said: m.Quit) -> list[Instruction]:
-        is_known = self._heard_s.pop(said.trainer, None) is not None
-        return [Tell(self._order("forget", trainer=said.trainer))] if self._is_first and is_known else []
+    def _quit(self, _asker: bytes, message: m.Quit) -> list[Instruction]:
+        # A trainer that was silent for long is forgotten already, here and at the others.
+        is_known = self._heard_s.pop(message.trainer, None) is not None
+        return [Tell(self._order("forget", trainer=message.trainer))] if self._is_first and is_known else []
 
-    def _serve(self, asker: bytes, said: m.ServeShare) -> list[Instruction]:
+    def _serve(self, asker: bytes, message: m.ServeShare) -> list[Instruction]:
         """Hold the share that the chief gives, in place of all there was."""
-        if said.generation == self.generation:  # the answer was lost
-            return [self._taken(asker, said.serial, "serving")]
-        self.generation, self.version, self.parts, self.over = said.generation, said.version, said.parts, ""
+        if message.generation == self.generation:  # the answer was lost
+            return [self._taken(asker, message.serial, "serving")]
+        self.generation, self.version, self.parts, self.over = message.generation, message.version, message.parts, ""
         self._is_finishing = self.has_ended = False
-        self._staleness, self._most = said.staleness, said.most
-        self._applied = AppliedBatches(said.done)
+        self._staleness, self._most = message.staleness, message.most
+        self._applied = AppliedBatches(message.done)
         # What belonged to the share before is void: its cut and rate, gradients that are held, and trainers that wait.
         self._cut = self._rate = None
-        dropped = [Drop(key) for key in self._take_held(lambda _key: True)]
+        dropped = self._drop_held(lambda _key: True)
         self._waits.clear()
         self._pulls.clear()
         self._end_at_most()  # the checkpoint may have reached the limit already
-        return [*dropped, Adopt(said.parts), self._taken(asker, said.serial, "serving")]
+        return [*dropped, Adopt(message.parts), self._taken(asker, message.serial, "serving")]
 
-    def _withdraw(self, asker: bytes, said: m.Withdraw) -> list[Instruction]:
-        return [*self._lose(), self._taken(asker, said.serial, "withdrawn")]
+    def _withdraw(self, asker: bytes, message: m.Withdraw) -> list[Instruction]:
+        """Serve nothing until there is a share again, while the chief takes the queue back."""
+        # Otherwise a batch of the queue's new round would be applied to values that the checkpoint is about to
+        # replace, and would count as done.
+        return [*self._lose(), self._taken(asker, message.serial, "withdrawn")]
 
-    def _pull(self, asker: bytes, said: m.Pull) -> list[Instruction]:
+    def _pull(self, asker: bytes, message: m.Pull) -> list[Instruction]:
         """Answer with our values, or wait until they have all that the trainer knows of."""
-        if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
-            return [self._taken(asker, said.serial, "moved")]
+        if self._has_moved_from(message):
+            return [self._taken(asker, message.serial, "moved")]
         # We are behind the first server: these values would lack gradients that the trainer knows to be applied.
-        if said.at_least > self.version:
-            self._pulls[said.trainer] = (asker, said)
+        if message.at_least > self.version:
+            self._pulls[message.trainer] = (asker, message)
             return []
-        values = m.Values(serial=said.serial, version=self.version, done=None, nbytes=0)
-        return [Answer(asker, values, values=True)]
+        answer = m.Values(serial=message.serial, version=self.version, done=None, nbytes=0)
+        return [Answer(asker, answer, values=True)]
 
-    def _push(self, asker: bytes, said: m.Push) -> list[Instruction]:
+    def _push(self, asker: bytes, message: m.Push) -> list[Instruction]:
         """Hold the gradients, or, in the first server, apply or refuse them and order the others to apply."""
-        key = (said.trainer, said.lease)
+        key = (message.trainer, message.lease)
         instructions: list[Instruction] = []
         # The first server tells nobody of gradients that it refuses, so their trainer does, with its next push.
-        if said.refused is not None:
-            instructions += [Drop(one) for one in self._take_held(lambda one: one == (said.trainer, said.refused))]
-        code = self._judge(said)
+        if message.refused is not None:
+            instructions += self._drop_held(lambda held_key: held_key == (message.trainer, message.refused))
+        code = self._judge(message)
         self.counts[code] += 1
+        # Under trainer and lease: a quick worker's next gradients come before the order to apply the last.
         if code == "held":
             self._held[key] = None
             instructions.append(Hold(key))
         if code == "applied":
-            instructions += [Apply(key), Tell(self._order("apply", trainer=said.trainer, lease=said.lease))]
-        return [*instructions, self._taken(asker, said.serial, code)]
+            instructions += [Apply(key), Tell(self._order("apply", trainer=message.trainer, lease=message.lease))]
+        return [*instructions, self._taken(asker, message.serial, code)]
 
-    def _judge(self, said: m.Push) -> str:
+    def _judge(self, message: m.Push) -> str:
         """Return what becomes of pushed gradients; if they are to be applied, count their batch."""
-        if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
+        # Of another generation: computed from variables that a restored checkpoint has replaced.
+        if self._has_moved_from(message):
             return "moved"
+        # The others hold gradients until the first server orders to apply them: a worker that dies between two servers
+        # leaves no step half applied.
         if not self._is_first:
             return "held"
         # Before `over`: a batch whose answer was lost is in the model, even if the run is over by now.
-        if self._applied.has(said.lease.epoch, said.lease.number):
+        if self._applied.has(message.lease.epoch, message.lease.number):
             return "repeated"
         if self.over:
             return "over"
-        if self.version - said.based_on > self._staleness:
+        if self.version - message.based_on > self._staleness:
             return "stale"
-        self._applied.add(said.lease.epoch, said.lease.number)
+        self._applied.add(message.lease.epoch, message.lease.number)
         self.version += 1
         self._end_at_most()
         return "applied"
@@ -241,16 +256,18 @@ class ServerState:
 
     # --- the learning rate ---
 
-    def _set_rate(self, asker: bytes, said: m.SetRate) -> list[Instruction]:
+    def _set_rate(self, asker: bytes, message: m.SetRate) -> list[Instruction]:
         """Use the rate from now on; the others hear of it with the next order."""
-        if not self._is_of_now(said.generation) or said.trainer not in self._heard_s:
-            return [self._taken(asker, said.serial, "moved")]
+        if self._has_moved_from(message):
+            return [self._taken(asker, message.serial, "moved")]
         # A message that was asked twice may come after a newer one: it must not bring the old rate back.
         trainer, serial = self._rate_set_by
-        is_late = said.trainer == trainer and said.serial < serial
-        if not is_late:
-            self._rate_set_by = (said.trainer, said.serial)
-        return [*([] if is_late else self._go_by(said.rate)), self._taken(asker, said.serial, "set")]
+        if message.trainer == trainer and message.serial < serial:
+            return [self._taken(asker, message.serial, "set")]
+        self._rate_set_by = (message.trainer, message.serial)
+        # Not sent to the others on its own: beside the orders, it could come before or after the batch that it came
+        # before here, and two servers would apply one batch at different rates.
+        return [*self._go_by(message.rate), self._taken(asker, message.serial, "set")]
 
     def _go_by(self, rate: float | None) -> list[Instruction]:
         if rate is None or rate == self._rate:
@@ -260,47 +277,49 @@ class ServerState:
 
     # --- checkpoints ---
 
-    def _save(self, asker: bytes, said: m.Save) -> list[Instruction]:
+    def _save(self, asker: bytes, message: m.Save) -> list[Instruction]:
         """Cut the share, in the first server, and order the others to; they answer when that order comes."""
-        if not self._is_of_now(said.generation):
-            return [self._taken(asker, said.serial, "moved")]
-        if self._cut is not None and self._cut[0] == said.cut:  # the answer was lost, or the order came first
-            return [self._saved(asker, said)]
+        if not self._is_of_now(message.generation):
+            return [self._taken(asker, message.serial, "moved")]
+        if self._cut is not None and self._cut[0] == message.cut:  # the answer was lost, or the order came first
+            return [self._saved(asker, message)]
+        # The others cut where the first server's order comes, not now: they may be behind it, and then variables would
+        # have other batches than the checkpoint names.
         if not self._is_first:
-            self._waits = {said.cut: (asker, said)}
+            self._waits = {message.cut: (asker, message)}
             return []
-        self._applied.forget_before(said.settled)
-        self._cut = (said.cut, self.version, self._applied.done_set())
-        return [Cut(said.cut), Tell(self._order("cut", cut=said.cut)), self._saved(asker, said)]
+        self._applied.forget_before(message.settled)
+        self._cut = (message.cut, self.version, self._applied.done_set())
+        return [Cut(message.cut), Tell(self._order("cut", cut=message.cut)), self._saved(asker, message)]
 
-    def _saved(self, asker: bytes, said: m.Save) -> Answer:
+    def _saved(self, asker: bytes, message: m.Save) -> Answer:
         assert self._cut is not None
         _, version, done = self._cut
-        return Answer(asker, m.Values(serial=said.serial, version=version, done=done, nbytes=0), cut=said.cut)
+        return Answer(asker, m.Values(serial=message.serial, version=version, done=done, nbytes=0), cut=message.cut)
 
     # --- the end ---
 
-    def _finish(self, asker: bytes, said: m.Finish) -> list[Instruction]:
+    def _finish(self, asker: bytes, message: m.Finish) -> list[Instruction]:
         """Note that the run is over; the server ends once all trainers have heard so."""
-        if said.generation != self.generation != 0:  # a server without a share has to end, too
-            return [self._taken(asker, said.serial, "moved")]
-        self.over = self.over or said.why
+        if message.generation != self.generation != 0:  # a server without a share has to end, too
+            return [self._taken(asker, message.serial, "moved")]
+        self.over = self.over or message.why
         self._is_finishing = True
-        return [self._taken(asker, said.serial, "over")]
+        return [self._taken(asker, message.serial, "over")]
 
     def look(self, now_s: float) -> list[Instruction]:
         """Return what is to be done by the clock.
 
-        Trainers that were silent for too long are forgotten, the other servers are told the version, and the server
-        ends once every trainer that is left has heard that the run is over.
+        Trainers that were silent for too long are forgotten, the other servers get the version, and the server ends
+        once every trainer that is left has heard that the run is over.
         """
         if not (self._is_first or self._is_finishing):
             return []
         patience_s = _GONE_S if self._is_finishing else _FORGOTTEN_S
-        silent = [trainer for trainer, heard_s in self._heard_s.items() if now_s - heard_s > patience_s]
-        for trainer in silent:
+        orders: list[Instruction] = []
+        for trainer in [trainer for trainer, heard_s in self._heard_s.items() if now_s - heard_s > patience_s]:
             del self._heard_s[trainer]
-        orders: list[Instruction] = [Tell(self._order("forget", trainer=trainer)) for trainer in silent]
+            orders.append(Tell(self._order("forget", trainer=trainer)))
         if now_s - self._agreed_s > _AGREE_EVERY_S:
             self._agreed_s = now_s
             orders.append(Tell(self._order("agree")))
@@ -311,27 +330,28 @@ class ServerState:
 
     # --- what the first server says ---
 
-    def _obey(self, _asker: bytes, said: m.Order) -> list[Instruction]:
-        # Whatever the generation: a server that missed orders has to end, too, as nobody may be left to repeat this.
+    def _obey(self, _asker: bytes, message: m.Order) -> list[Instruction]:
         """Carry out an order of the first server; if one was missed before it, stop serving."""
-        self.has_ended |= said.what == "end" and not self._is_first
-        if said.generation != self.generation or self._is_first or self.has_ended:
+        # Whatever the generation: a server that missed orders has to end, too, as nobody may be left to repeat this.
+        self.has_ended |= message.what == "end" and not self._is_first
+        if message.generation != self.generation or self._is_first or self.has_ended:
             return []
-        expected = self.version + 1 if said.what == "apply" else self.version
-        if said.version != expected:
+        # Each order has the version that it leads to. With a gap, this server has other batches than the first, and
+        # what it serves or saves would fit no checkpoint.
+        if message.version != self.version + (message.what == "apply"):
             return self._lose()
-        if said.what == "apply":
-            return [*self._go_by(said.rate), *self._apply_held(said)]
-        if said.what == "cut":
-            return [*self._go_by(said.rate), *self._take_cut(said.cut)]
-        if said.what == "forget":
-            self._heard_s.pop(said.trainer, None)
-            return [Drop(key) for key in self._take_held(lambda key: key[0] == said.trainer)]
+        if message.what == "apply":
+            return [*self._go_by(message.rate), *self._apply_held(message)]
+        if message.what == "cut":
+            return [*self._go_by(message.rate), *self._take_cut(message.cut)]
+        if message.what == "forget":
+            self._heard_s.pop(message.trainer, None)
+            return self._drop_held(lambda key: key[0] == message.trainer)
         return []  # an `agree` whose version is ours
 
-    def _apply_held(self, said: m.Order) -> list[Instruction]:
-        assert said.lease is not None
-        key = (said.trainer, said.lease)
+    def _apply_held(self, message: m.Order) -> list[Instruction]:
+        assert message.lease is not None
+        key = (message.trainer, message.lease)
         # Their trainer pushed them before it asked the first server; without them this server cannot follow.
         if key not in self._held:
             return self._lose()
@@ -341,28 +361,35 @@ class ServerState:
 
     def _answer_pulls(self) -> list[Instruction]:
         waits, self._pulls = self._pulls, {}
-        return [answer for asker, said in waits.values() for answer in self._pull(asker, said)]
+        return [answer for asker, message in waits.values() for answer in self._pull(asker, message)]
 
     def _take_cut(self, number: int) -> list[Instruction]:
         self._cut = (number, self.version, None)
         waits, self._waits = self._waits, {}
-        return [Cut(number), *(self._saved(*waits[number]) for _ in range(number in waits))]
+        # The order may come before the chief's question, which is then answered from the cut (see `_save`).
+        return [Cut(number), *([self._saved(*waits[number])] if number in waits else [])]
 
     def _lose(self) -> list[Instruction]:
         """Stop serving: an order was missed, or the chief is about to give other variables."""
         self.generation = 0
-        return [*(Drop(key) for key in self._take_held(lambda _key: True)), *self._answer_pulls()]
+        # Pulls that wait are answered, too: nothing would come that they wait for.
+        return [*self._drop_held(lambda _key: True), *self._answer_pulls()]
 
     # --- parts of answers ---
 
     def _is_of_now(self, generation: int) -> bool:
         return generation == self.generation != 0
 
-    def _take_held(self, is_meant: Callable[[Key], bool]) -> list[Key]:
-        found = [key for key in self._held if is_meant(key)]
-        for key in found:
+    def _has_moved_from(self, message: m.Pull | m.Push | m.SetRate) -> bool:
+        """Return whether the sender goes by another generation than ours, or was forgotten: it has to look again."""
+        return not self._is_of_now(message.generation) or message.trainer not in self._heard_s
+
+    def _drop_held(self, is_meant: Callable[[Key], bool]) -> list[Instruction]:
+        """Forget these gradients that wait, and return the instructions to drop them."""
+        keys = [key for key in self._held if is_meant(key)]
+        for key in keys:
             del self._held[key]
-        return found
+        return [Drop(key) for key in keys]
 
     def _taken(self, asker: bytes, serial: int, code: str) -> Answer:
         return Answer(asker, m.Taken(serial=serial, code=code, version=self.version, why=self.over))

@@ -78,6 +78,7 @@ class ParameterServer:
         self._aftermath, self._tidy_s = Aftermath(), 0.0
         port = port_of(self._router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._brakes = Brakes(lambda: [fd for fd, at in descriptors_by_port() if at == port])
+        #: The connection to each other server, and the orders that it could not send yet.
         self._others = [
             (connect_dealer(self._context, other, keys[1] if keys else None, secrets.token_bytes(16)), deque[bytes]())
             for other in others
@@ -86,7 +87,7 @@ class ParameterServer:
     def serve(self) -> None:
         """Serve until the run is over and the other servers know, or until one that is gone was given its time."""
         until_s = float("inf")
-        while not self.state.has_ended or (not self._has_told() and time.monotonic() < until_s):
+        while not self.state.has_ended or (not self._are_orders_sent() and time.monotonic() < until_s):
             self._router.poll(_SOON_MS if self._brakes.are_on() or self._unread.is_behind() else _LOOK_MS)
             now_s = time.monotonic()
             if self.state.has_ended:  # a server that is not there is not waited for
@@ -111,6 +112,7 @@ class ParameterServer:
             for frames in read_waiting(self._router, _AT_ONCE):
                 count += 1
                 self._hear(frames, now_s)
+            # Between the messages: the other servers fall behind by what lies here, and their pulls wait for it.
             self._send_orders()
             if count - before < _AT_ONCE:
                 return False
@@ -128,32 +130,35 @@ class ParameterServer:
 
     def _take_in(self, asker: bytes, frames: list[zmq.Frame], now_s: float) -> bool:
         """Take in a message; return whether it was of any use."""
-        said = self._read(asker, frames)
-        if said is None:
+        message = self._read(asker, frames)
+        if message is None:
             return False
-        turned_away = self._guard.turn_away(self._guard.key_of(frames[0]), said)
+        turned_away = self._guard.turn_away(self._guard.key_of(frames[0]), message)
         if turned_away is not None:
             self._send(asker, encode(turned_away))
             return False
         payload = frames[2].buffer if len(frames) == 3 else memoryview(b"")
         # The message says how long its frame is; with another one it cannot be carried out.
-        if getattr(said, "nbytes", 0) != payload.nbytes:
+        if getattr(message, "nbytes", 0) != payload.nbytes:
             return False
         try:
-            gradients = self._gradients(said, payload)
+            gradients = self._gradients(message, payload)
             # A share is tried out before it is decided on: one that we cannot hold must not replace the old one.
-            if isinstance(said, m.ServeShare) and said.generation != self.state.generation:
-                self._store.adopt(said.parts, payload)
+            if isinstance(message, m.ServeShare) and message.generation != self.state.generation:
+                self._store.adopt(message.parts, payload)
         except ProtocolError as error:
             self._log.warning("gradients or a share are refused", error=str(error))
-            self._send(asker, encode(_refusal(error)))
+            self._send(asker, encode(refused("share", error.expected, error.got, error.remedy)))
             return False
-        instructions = self.state.handle(asker, said, now_s)
+        instructions = self.state.handle(asker, message, now_s)
         self._carry_out(instructions, gradients)
-        return any(not isinstance(one, Answer) or isinstance(one.message, m.Values) for one in instructions)
+        return any(
+            not isinstance(instruction, Answer) or isinstance(instruction.message, m.Values)
+            for instruction in instructions
+        )
 
     def _read(self, asker: bytes, frames: list[zmq.Frame]) -> Message | None:
-        """Return the message, or None if it is none; a peer of another version is told so."""
+        """Return the message, or None if it is none; a peer of another version gets a refusal."""
         try:
             return decode(frames[1].buffer) if len(frames) > 1 else None
         except VersionError as error:
@@ -162,25 +167,25 @@ class ParameterServer:
             pass
         return None
 
-    def _gradients(self, said: Message, payload: memoryview) -> Gradients | None:
+    def _gradients(self, message: Message, payload: memoryview) -> Gradients | None:
         """Return the gradients of a push for this generation, or None if the message has none.
 
         Raise ProtocolError if they are not of this share. What is decided is always carried out, so gradients have to
         be checked before anything is decided.
         """
-        if isinstance(said, m.Push) and said.generation == self.state.generation:
-            gradients = self._store.read(said.parts, payload)
-            return gradients if said.is_step else None
+        if isinstance(message, m.Push) and message.generation == self.state.generation:
+            gradients = self._store.read(message.parts, payload)
+            return gradients if message.is_step else None
         return None
 
     # --- carrying out ---
 
     def _carry_out(self, instructions: list[Instruction], gradients: Gradients | None = None) -> None:
         """Send, queue and apply what was decided, in order."""
-        for one in instructions:
-            match one:
+        for instruction in instructions:
+            match instruction:
                 case Answer():
-                    self._answer(one)
+                    self._answer(instruction)
                 case Tell(message):
                     for _, orders in self._others:
                         # A server that is gone would gather one `agree` after another; any order has the version.
@@ -189,7 +194,7 @@ class ParameterServer:
                 case Adopt(parts):  # the store has done so already, in `_take_in`
                     self._log.info("a share is served", parts=len(parts), version=self.state.version)
                 case _:
-                    self._store.carry_out(one, gradients)
+                    self._store.carry_out(instruction, gradients)
 
     def _answer(self, answer: Answer) -> None:
         message = answer.message
@@ -200,11 +205,11 @@ class ParameterServer:
         self._send(answer.to, encode(replace(message, nbytes=len(frame))), frame)
 
     def _send(self, to: bytes, *frames: bytes) -> None:
-        """Send an answer, unless the peer leaves others unread: it asks again once it reads."""
-        if not self._unread.reads(to):  # it asks again once it reads
+        """Send an answer, unless the peer leaves others unread, or is gone: it asks again once it reads."""
+        if not self._unread.reads(to):
             self._aftermath.note()
             return
-        self._unread.send(to, frames)  # unless it is gone; it asks again if it comes back
+        self._unread.send(to, frames)
 
     def _send_orders(self) -> None:
         for dealer, orders in self._others:
@@ -213,7 +218,7 @@ class ParameterServer:
                     dealer.send(orders[0], zmq.DONTWAIT)
                     orders.popleft()
 
-    def _has_told(self) -> bool:
+    def _are_orders_sent(self) -> bool:
         return not any(orders for _, orders in self._others)
 
     def close(self) -> None:
@@ -221,7 +226,3 @@ class ParameterServer:
         for socket in (self._router, *(dealer for dealer, _ in self._others)):
             socket.close(linger=_LINGER_MS)
         self._context.term()
-
-
-def _refusal(error: ProtocolError) -> Message:
-    return refused("share", error.expected, error.got, error.remedy)

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import ProtocolError
-from trainer_client.training.servers.optimizer_variables import OptimizerVariables
+from trainer_client.training.servers.served_optimizer import OptimizerVariables
 from trainer_client.training.servers.server_state import Apply, ApplyHeld, AssignRate, Cut, Drop, Hold
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class ShareStore:
         variables = [keras.Variable(np.zeros(part.shape, part.dtype), dtype=part.dtype) for part in parts]
         optimizer = self._make_optimizer()
         state = OptimizerVariables(optimizer, variables)
-        everything = [*variables, *state.common, *(one for each in state.of_each for one in each)]
+        everything = [*variables, *state.common, *(variable for each in state.of_each for variable in each)]
         # Nothing that is held changes until the frame is known to fit.
-        arrays = split_frame(frame, [(tuple(one.shape), one.dtype) for one in everything])
+        arrays = split_frame(frame, [(tuple(variable.shape), variable.dtype) for variable in everything])
         for variable, array in zip(everything, arrays, strict=True):
             variable.assign(array)
         self._variables, self._optimizer, self._parts, self._all = variables, optimizer, parts, everything
@@ -82,9 +82,9 @@ class ShareStore:
                 self.apply(self._held[key])
             case AssignRate(rate):
                 self._optimizer.learning_rate = rate
-                self._values = None
+                self._values = None  # the rate is one of the variables of no part, which values bring
             case Cut():
-                self._copy = frame_of([one.numpy() for one in self._all])
+                self._copy = frame_of([variable.numpy() for variable in self._all])
 
     def apply(self, gradients: Gradients | None) -> None:
         """Take one step of the optimizer; do nothing for None, a batch without gradients on any server."""
@@ -95,40 +95,38 @@ class ShareStore:
             self._optimizer._iterations.assign_add(1)  # noqa: SLF001 - `iterations` is a quotient while gradients accumulate
             return
         # A graph for each set of parts with gradients, as the optimizer needs to know its variables when traced.
-        kind = tuple((place, isinstance(one, tf.IndexedSlices)) for place, one in gradients)
+        kind = tuple((place, isinstance(gradient, tf.IndexedSlices)) for place, gradient in gradients)
         if kind not in self._updates:
             self._updates[kind] = self._update([self._variables[place] for place, _ in gradients])
-        self._updates[kind]([one for _, one in gradients])
+        self._updates[kind]([gradient for _, gradient in gradients])
 
     def _update(self, variables: list[Any]) -> Any:
-        optimizer = self._optimizer
-        return tf.function(
-            lambda gradients: optimizer.apply(gradients, variables), reduce_retracing=True, autograph=False
-        )
+        apply = self._optimizer.apply
+        return tf.function(lambda gradients: apply(gradients, variables), reduce_retracing=True, autograph=False)
 
     def read(self, parts: tuple[PartGradient, ...], frame: memoryview) -> Gradients:
         """Return the gradients in a frame; raise ProtocolError if they are not of this share."""
         kinds: list[tuple[tuple[int, ...], str]] = []
-        for one in parts:
-            shape, dtype = self._form(one.place)
-            if one.rows is not None:
-                kinds.append(((one.rows,), "int64"))
-                shape = (one.rows, *shape[1:])
+        for part in parts:
+            shape, dtype = self._form(part.place)
+            if part.rows is not None:
+                kinds.append(((part.rows,), "int64"))
+                shape = (part.rows, *shape[1:])
             kinds.append((shape, dtype))
         arrays = iter(split_frame(frame, kinds))
-        return [(one.place, self._gradient(one, arrays)) for one in parts]
+        return [(part.place, self._gradient(part, arrays)) for part in parts]
 
     def _form(self, place: int) -> tuple[tuple[int, ...], str]:
         if place >= len(self._parts):
             raise _not_of_this_share(f"part {place} of {len(self._parts)}")
         return self._parts[place].shape, self._parts[place].dtype
 
-    def _gradient(self, one: PartGradient, arrays: Any) -> Any:
-        if one.rows is None:
+    def _gradient(self, part: PartGradient, arrays: Any) -> Any:
+        if part.rows is None:
             return tf.constant(next(arrays))
-        shape, (numbers, values) = self._parts[one.place].shape, (next(arrays), next(arrays))
+        shape, (numbers, values) = self._parts[part.place].shape, (next(arrays), next(arrays))
         # The numbers come from another process: none may reach the optimizer that is not a row of the part.
-        if one.rows and not 0 <= int(numbers.min()) <= int(numbers.max()) < shape[0]:
+        if part.rows and not 0 <= int(numbers.min()) <= int(numbers.max()) < shape[0]:
             raise _not_of_this_share(f"row {int(numbers.max())} of {shape[0]}")
         return tf.IndexedSlices(tf.constant(values), tf.constant(numbers), tf.constant(shape, tf.int64))
 
@@ -137,7 +135,7 @@ class ShareStore:
     def values(self) -> bytes:
         """Return a frame of the parts' values, and of the optimizer's variables of no part."""
         if self._values is None:
-            self._values = frame_of([one.numpy() for one in (*self._variables, *self._common)])
+            self._values = frame_of([variable.numpy() for variable in (*self._variables, *self._common)])
         return self._values
 
     def copied(self) -> bytes:
@@ -147,7 +145,7 @@ class ShareStore:
 
 def frame_of(arrays: Sequence[Any]) -> bytes:
     """Return the bytes of arrays, one behind the other."""
-    return b"".join(np.ascontiguousarray(one).data.cast("B") if one.size else b"" for one in arrays)
+    return b"".join(np.ascontiguousarray(array).data.cast("B") if array.size else b"" for array in arrays)
 
 
 def split_frame(frame: memoryview, kinds: Sequence[tuple[tuple[int, ...], str]]) -> list[Any]:

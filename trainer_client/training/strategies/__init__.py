@@ -1,1 +1,1 @@
-"""Strategies of `trainer-client train`: one class each, behind the protocol `Placement`."""
+"""Strategies of `trainer-client train`: one class each, behind the interface `Placement`."""

@@ -19,12 +19,11 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import SettingsError
-from trainer_client.training.loop.step import APPLIED, NOT_FINITE, NOTHING_TO_APPLY, statistics_of
-from trainer_client.training.loop.traced_step import TracedStep
-from trainer_client.training.strategies.choosing.variable_devices import VariablesOn, places_of_variables
-from trainer_client.training.strategies.one_copy import OneCopy
+from trainer_client.training.loop.step import APPLIED, NOT_FINITE, NOTHING_TO_APPLY, TracedStep, statistics_of
+from trainer_client.training.strategies.central import SharedCopy
+from trainer_client.training.strategies.options import VariablesOn, places_of_variables
+from trainer_client.training.strategies.towers.alike import times
 from trainer_client.training.strategies.towers.compiled import contribution_of
-from trainer_client.training.strategies.towers.gradients import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,17 +33,17 @@ if TYPE_CHECKING:
 __all__ = ["Asynchronous"]
 
 
-class Asynchronous(OneCopy):
+class Asynchronous(SharedCopy):
     """Asynchronous towers on these devices, such as GPU:0 and GPU:1.
 
-    Gradients are divided by the number of towers, so that a round moves the variables about as far as one step of them
-    all would; with `sums`, they are not.
+    Gradients are divided by the number of towers, so that a round moves the variables about as far as one step of all
+    towers would; with `sums`, they are not.
     """
 
     def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:
         super().__init__("async", devices, *places_of_variables(variables, devices, asynchronous=True))
         self._times = 1.0 if sums else 1 / len(devices)
-        self.said += "" if sums else f"; gradients times 1/{len(devices)}"
+        self.choice += "" if sums else f"; gradients times 1/{len(devices)}"
 
     def prepare_optimizer(self, model: Any) -> None:
         """Prepare for the optimizer; raise SettingsError for a model whose forward pass changes variables."""
@@ -104,7 +103,7 @@ class _Tower:
     def _computed(self, element: Any) -> Contribution:
         with self._tracing, tf.device(self._device):  # Python runs while TensorFlow traces, and only then
             part = self._compute(element)
-            return part._replace(gradients=[times(one, self._times) for one in part.gradients])
+            return part._replace(gradients=[times(gradient, self._times) for gradient in part.gradients])
 
 
 class _AllTowers:
@@ -130,14 +129,14 @@ class _AllTowers:
         if elements is not self._elements:
             self._elements, self._outcomes = elements, [None] * len(self._towers)
         self._train_those_left()
-        outcome = _together([one for one in self._outcomes if one is not None])
+        outcome = _together([outcome for outcome in self._outcomes if outcome is not None])
         if outcome[2] != NOT_FINITE:
             self._elements = None  # let go of it, as it lies in the feed's slots
         return tf.constant(outcome, tf.float32)
 
     def _train_those_left(self) -> None:
         """Train the towers whose batch is not settled yet; all threads have ended when this returns or raises."""
-        left = [at for at, one in enumerate(self._outcomes) if one is None or one[2] == NOT_FINITE]
+        left = [at for at, outcome in enumerate(self._outcomes) if outcome is None or outcome[2] == NOT_FINITE]
         running = {at: self._threads.submit(self._towers[at].train, self._elements[at], self._applying) for at in left}
         # Wait for all before the first error is raised: no thread may change variables once this has ended.
         wait(running.values())
@@ -162,7 +161,7 @@ def _together(outcomes: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _refuse_statistics(model: Any) -> None:
-    names = [one.path for one in statistics_of(model)]
+    names = [variable.path for variable in statistics_of(model)]
     if names:
         raise SettingsError(
             expected="a model of which only gradients change variables",

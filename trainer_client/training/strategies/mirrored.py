@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from trainer_client.training.strategies.choosing.all_reduce import within_process
+from trainer_client.training.strategies.options import within_process
 from trainer_client.training.strategies.replicated import Replicated
-from trainer_client.training.strategies.towers.devices import kinds_of
-from trainer_client.training.strategies.towers.gradients import times_said
-from trainer_client.training.strategies.worlds import refuse_cluster, refuse_other_world, refuse_queue
+from trainer_client.training.strategies.towers.alike import times_phrase
+from trainer_client.training.strategies.towers.feeding import kinds_of, refuse_cluster
 
 if TYPE_CHECKING:
-    from trainer_client.feed import Feed
-    from trainer_client.training.strategies.choosing.all_reduce import AllReduce
+    from trainer_client.training.strategies.options import AllReduce
 
 __all__ = ["Mirrored"]
 
@@ -29,16 +27,9 @@ class Mirrored(Replicated):
         refuse_cluster("mirrored")
         taken = within_process(all_reduce, kinds_of(devices))
         strategy = tf.distribute.MirroredStrategy(list(devices), _operations(taken.name))
-        super().__init__(strategy, sums=sums)
+        super().__init__("mirrored", strategy, sums=sums)
         where = f"{len(devices)} replicas on {', '.join(devices)}"
-        self.said = f"mirrored: {where}; gradients by {taken}{times_said(self._times)}"
-        self.judging = {"rank": 0}
-        self.ranks = {"rank": 0, "replicas": len(devices), "world": len(devices)}
-
-    def refuse_other_world(self, feed: Feed) -> None:
-        """Raise SettingsError for a stream in queue mode, or a feed with other ranks than our replicas."""
-        refuse_queue(feed, "mirrored")
-        refuse_other_world(feed, "mirrored", replicas=self.ranks["replicas"], world=self.ranks["world"])
+        self.choice = f"mirrored: {where}; gradients by {taken}{times_phrase(self._times)}"
 
 
 def _operations(name: AllReduce) -> Any:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 import tensorflow as tf
@@ -21,19 +21,21 @@ import tensorflow as tf
 # Not public, but nothing public makes the spec of an element whose sizes are open.
 from tensorflow.python.distribute.values import PerReplicaSpec
 
-from trainer_client.training.loop.step import Contribution
-from trainer_client.training.loop.traced_step import TracedStep
+from trainer_client.training.loop.step import Contribution, TracedStep
+from trainer_client.training.strategies.towers.alike import (
+    Towers,
+    of_values,
+    refuse_unequal,
+    refuse_unsynchronised,
+    times,
+)
 from trainer_client.training.strategies.towers.compiled import contribution_of
-from trainer_client.training.strategies.towers.equal_variables import refuse_unequal, refuse_unsynchronised
-from trainer_client.training.strategies.towers.feeding import Rounds
-from trainer_client.training.strategies.towers.gradients import Towers, of_values, times
-from trainer_client.training.strategies.towers.pipeline_rounds import PipelineRounds
+from trainer_client.training.strategies.towers.feeding import InRounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from trainer_client.feed import Feed
     from trainer_client.training.loop.step import TrainStep
 
 __all__ = ["Replicated", "ToStop"]
@@ -43,37 +45,24 @@ __all__ = ["Replicated", "ToStop"]
 class ToStop:
     """Requests to stop: this process's own, and whether any process had one when the last step was taken."""
 
+    #: Read when a step is taken, which passes it on to the other processes.
     asked: bool = False
+    #: The same in all processes after a step, so that all stop after it.
     by_any: bool = False
 
 
-class Replicated:
+class Replicated(InRounds):
     """Training under a `tf.distribute` strategy; with `sums`, gradients are multiplied by the number of replicas."""
 
-    writes = True
-    agrees_to_stop = False
-    #: See `Placement`.
-    said: str
-    ranks: dict[str, int]
-    judging: dict[str, int]
-
-    def __init__(self, strategy: tf.distribute.Strategy, *, sums: bool) -> None:
+    def __init__(self, name: str, strategy: tf.distribute.Strategy, *, sums: bool) -> None:
+        super().__init__(name, strategy.extended.worker_devices)
         self._strategy = strategy
         self._times = self._world() if sums else 1
         self.to_stop = ToStop()
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return the strategy's scope, in which the model's and the optimizer's variables are made."""
-        scope: AbstractContextManager[Any] = self._strategy.scope()
-        return scope
-
-    def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """Return the feed's batches in rounds: one batch for each replica of this process."""
-        return Rounds(feed, keys, self._devices(), self._of_replicas)
-
-    def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
-        """Return the elements of a user's pipeline in rounds: one for each replica of this process."""
-        return PipelineRounds(feed, function, self._devices(), self._of_replicas)
+        return cast("AbstractContextManager[Any]", self._strategy.scope())
 
     def one_of(self, element: Any) -> Any:
         """Return the first replica's part of a step's element."""
@@ -82,11 +71,7 @@ class Replicated:
     def any_element(self, elements: Iterable[Any]) -> Any:
         """Return the spec of a step's element with open sizes, for one graph for all shapes."""
         spec = elements.element_spec  # type: ignore[attr-defined] # of rounds
-        return tf.nest.map_structure(lambda one: PerReplicaSpec(*[one] * len(self._devices())), spec)
-
-    def for_all(self, element: Any) -> Any:
-        """Return a step's element in which each replica here has this element."""
-        return self._of_replicas([element] * len(self._devices()))
+        return tf.nest.map_structure(lambda tensor_spec: PerReplicaSpec(*[tensor_spec] * len(self._devices)), spec)
 
     def prepare_optimizer(self, model: Any) -> None:
         """Raise SettingsError for trained variables of which replicas have no copies."""
@@ -98,14 +83,10 @@ class Replicated:
         with self.exchanging():
             refuse_unequal(self._strategy, model, world // replicas, self.ranks["rank"] // replicas)
 
-    def _of_replicas(self, elements: Sequence[Any]) -> Any:
+    def _together(self, elements: Sequence[Any]) -> Any:
         """Return a distributed element, made of one element for each replica here."""
         left = iter(elements)
         return self._strategy.experimental_distribute_values_from_function(lambda _context: next(left))
-
-    def _devices(self) -> tuple[str, ...]:
-        devices: tuple[str, ...] = self._strategy.extended.worker_devices
-        return devices
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """Return a step of all replicas, in which they also tell each other of requests to stop."""
@@ -118,10 +99,6 @@ class Replicated:
     def exchanging(self) -> AbstractContextManager[Any]:
         """Return a context for exchanges between replicas; here it does nothing."""
         return nullcontext()
-
-    def heeds(self, *, asked: bool) -> bool:
-        """Return `asked`: all replicas are in this process."""
-        return asked
 
     def _train(
         self,
@@ -136,22 +113,20 @@ class Replicated:
         Return the outcome, and for each variable how many replicas have a gradient, followed by how many are asked to
         stop.
         """
-        strategy = self._strategy
         towers.begin()
 
         def compute(element: Any, asked: Any) -> tuple[Contribution, Any, Any, Any]:
             part, counts = self._summed(contribute(element), towers, asked)
-            having = counts[:-1]
             became = step.became(part)
             # If only some replicas have a gradient, nothing is applied, and the caller refuses the model by name.
-            alike = tf.reduce_all((having == 0) | (having == self._world()))
+            alike = tf.reduce_all((counts[:-1] == 0) | (counts[:-1] == self._world()))
             return part, became, step.may_apply(part, became) & alike, counts
 
-        part, became, may_apply, counts = strategy.run(compute, (element, asked))
+        part, became, may_apply, counts = self._strategy.run(compute, (element, asked))
         towers.refuse_different_here()
         # All replicas derived this from the same sums, so the first one's is that of all.
-        tf.cond(self._first(may_apply), lambda: strategy.run(step.apply, (part, became)), lambda: None)
-        return tf.stack([self._first(one) for one in (part.loss, part.rows, became)]), self._first(counts)
+        tf.cond(self._first(may_apply), lambda: self._strategy.run(step.apply, (part, became)), lambda: None)
+        return tf.stack([self._first(value) for value in (part.loss, part.rows, became)]), self._first(counts)
 
     def _world(self) -> int:
         return int(self._strategy.num_replicas_in_sync)
@@ -167,18 +142,19 @@ class Replicated:
         rows.
         """
         # A replica without rows may have statistics that are not finite. They count for nothing, but NaN * 0 is NaN.
-        of_rows = [tf.math.multiply_no_nan(tf.cast(one, tf.float32), part.rows) for one in part.statistics]
+        of_rows = [tf.math.multiply_no_nan(tf.cast(value, tf.float32), part.rows) for value in part.statistics]
         # All replicas have to sum the same tensors, so a missing gradient goes in as zeros, and out as None.
         having, gradients = towers.note(part.gradients)
         counts = tf.concat([having, [asked]], 0)
         loss, rows, weight, counts, *sums = _sum_of_all([*part[:3], counts, *gradients, *of_rows])
         gradients, of_rows = sums[: len(gradients)], sums[len(gradients) :]
         statistics = [
-            tf.cast(tf.math.divide_no_nan(total, rows), one.dtype)
-            for total, one in zip(of_rows, part.statistics, strict=True)
+            tf.cast(tf.math.divide_no_nan(total, rows), value.dtype)
+            for total, value in zip(of_rows, part.statistics, strict=True)
         ]
         own = [
-            None if was is None else times(one, self._times) for one, was in zip(gradients, part.gradients, strict=True)
+            None if was is None else times(gradient, self._times)
+            for gradient, was in zip(gradients, part.gradients, strict=True)
         ]
         return Contribution(loss, rows, weight, own, statistics), counts
 
@@ -219,26 +195,20 @@ def _sum_of_all(values: list[Any]) -> list[Any]:
     few to sum in.
     """
     replica = tf.distribute.get_replica_context()
-    wide = [_widened(one) for one in values]
+    wide = [_cast(value, tf.float32) if value.dtype.size < tf.float32.size else value for value in values]
     places: dict[Any, list[int]] = defaultdict(list)
-    for place, one in enumerate(wide):
-        places[one.dtype].append(place)
+    for place, value in enumerate(wide):
+        places[value.dtype].append(place)
     sums: list[Any] = [None] * len(values)
-    for found in places.values():
-        summed = replica.all_reduce(tf.distribute.ReduceOp.SUM, [wide[place] for place in found])
-        for place, one in zip(found, summed, strict=True):
-            sums[place] = _cast(one, values[place].dtype)
+    for places_of_dtype in places.values():
+        totals = replica.all_reduce(tf.distribute.ReduceOp.SUM, [wide[place] for place in places_of_dtype])
+        for place, total in zip(places_of_dtype, totals, strict=True):
+            sums[place] = _cast(total, values[place].dtype)
     return sums
 
 
-def _widened(value: Any) -> Any:
-    return _cast(value, tf.float32) if value.dtype.size < tf.float32.size else value
-
-
 def _cast(value: Any, dtype: Any) -> Any:
-    if value.dtype == dtype:
-        return value
-    return of_values(value, lambda one: tf.cast(one, dtype))
+    return value if value.dtype == dtype else of_values(value, lambda part: tf.cast(part, dtype))
 
 
 def _sum_nothing(optimizer: Any) -> None:

@@ -11,7 +11,8 @@ from shared.errors import SettingsError
 from trainer_client.tf.dataset import make
 from trainer_client.tf.element_structure import ElementStructure
 from trainer_client.tf.pipelines.pipeline import PipelineElements
-from trainer_client.training.loop.traced_step import TracedStep
+from trainer_client.training.loop.placement import Placement
+from trainer_client.training.loop.step import TracedStep
 from trainer_client.training.strategies.towers.compiled import contribution_of
 
 if TYPE_CHECKING:
@@ -24,15 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Single"]
 
 
-class Single:
+class Single(Placement):
     """One process on one device; without `compiles_updates`, XLA does not compile what is done with gradients."""
-
-    writes = True
-    agrees_to_stop = False
 
     def __init__(self, *, compiles_updates: bool = True) -> None:
         self._compiles_updates = compiles_updates
-        self.said, self.ranks, self.judging = "", dict[str, int](), {"rank": 0}
+        self.ranks, self.judging = dict[str, int](), {"rank": 0}
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return a context that does nothing: variables need no scope."""
@@ -67,16 +65,6 @@ class Single:
     def for_all(self, element: Any) -> Any:
         """Return the element, as there is one replica."""
         return element
-
-    def prepare_optimizer(self, model: Any) -> None:
-        """Do nothing: every variable has one copy."""
-
-    def heeds(self, *, asked: bool) -> bool:
-        """Return `asked`: there is no other process."""
-        return asked
-
-    def refuse_unequal(self, model: Any) -> None:
-        """Do nothing: there is no other replica."""
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """Return the step as a graph, compiled by XLA if `xla`."""

@@ -20,11 +20,11 @@ import tensorflow as tf  # isort: skip
 
 from trainer_client import EarlyStop, FeedCheckpoint, NoProgress, Until, Validation  # isort: skip
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder  # isort: skip
-from trainer_client.training.runs.run import JOB_ENDED  # isort: skip
+from trainer_client.training.runs.run_loop import JOB_ENDED  # isort: skip
 from trainer_client.training.loop.training_loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
 from trainer_client.training.strategies.single import Single  # isort: skip
 from trainer_client.tf.dataset import PREFETCH  # isort: skip
-from trainer_client.training.checkpoints.saved_run import SavedRun  # isort: skip
+from trainer_client.training.checkpoints.saved_model import SavedRun  # isort: skip
 
 FORM = {"inputs": "audio", "targets": "weight", "weights": "weight"}
 STEPS = (4, 3)

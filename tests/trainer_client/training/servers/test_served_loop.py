@@ -20,7 +20,8 @@ with quick_import():
     from trainer_client import EarlyStop, NoProgress, Until, Validation
     from trainer_client.session.shared_results import MeansOfTrainers
     from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
-    from trainer_client.training.loop.base_loop import LoopSettings, TrainingData
+    from trainer_client.training.loop.base_loop import TrainingData
+    from trainer_client.training.runs.until import LoopSettings
     from trainer_client.training.servers.served_loop import ServedLoop, ServedSettings
     from trainer_client.training.servers.served_model import ServedModel, SharesSettings
     from trainer_client.training.servers.server_connections import ServerConnections

@@ -22,8 +22,8 @@ with quick_import():
     import keras
     import tensorflow as tf
 
-from trainer_client.training.servers.collected_gradients import CollectedGradients
 from trainer_client.training.servers.served_model import MovedError, ServedModel, SharesSettings
+from trainer_client.training.servers.served_optimizer import CollectedGradients
 from trainer_client.training.servers.share_store import ShareStore
 
 NOTHING = DoneSet((EpochDone(0, 0, ()),))

@@ -86,12 +86,12 @@ def test_each_towers_gradients_are_divided_by_the_towers_or_not(tmp_path):
 def test_variables_of_many_towers_on_gpus_lie_on_the_cpu_where_each_updates_when_it_likes():
     gpus = [f"GPU:{at}" for at in range(4)]
     many, few = Asynchronous(tuple(gpus)), Asynchronous(tuple(gpus[:2]), sums=True)
-    assert many.said == (
+    assert many.choice == (
         "async: 4 towers on GPU:0, GPU:1, GPU:2, GPU:3; variables on CPU:0 "
         "(cpu, because 4 towers update when they like); "
         "gradients times 1/4"
     )
-    assert few.said == "async: 2 towers on GPU:0, GPU:1; variables on GPU:0, GPU:1 (balanced)"
+    assert few.choice == "async: 2 towers on GPU:0, GPU:1; variables on GPU:0, GPU:1 (balanced)"
 
 
 def test_each_batch_is_applied_once_by_a_run_that_stops_and_goes_on_and_empty_ones_never_are(tmp_path):

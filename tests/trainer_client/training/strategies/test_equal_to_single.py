@@ -132,7 +132,7 @@ def test_variables_lie_on_the_least_loaded_tower_or_on_the_cpu_and_an_optimizers
         for each in model.trainable_variables:
             beside = [path for path in on if path.startswith("adam") and each.path.replace("/", "_") in path]
             assert [on[path] for path in beside] == [on[each.path]] * 2
-    assert Central(TOWERS, "gpu").said.endswith("variables on CPU:0 (cpu, because no tower is on a GPU)")
+    assert Central(TOWERS, "gpu").choice.endswith("variables on CPU:0 (cpu, because no tower is on a GPU)")
 
 
 @pytest.mark.heritage("T11")

@@ -1,1 +1,1 @@
-"""The common parts of strategies with several towers: devices, batches, gradients and variables."""
+"""The common parts of strategies with several towers: devices, rounds of batches, gradients and variables."""

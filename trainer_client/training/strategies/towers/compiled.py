@@ -19,7 +19,7 @@ import tensorflow as tf
 from shared.errors import SettingsError
 from trainer_client.training.loop.step import statistics_of
 from trainer_client.training.losses.replica_means import means_of_own_rows, replica_of_several, share_of_all
-from trainer_client.training.strategies.towers.gradients import times
+from trainer_client.training.strategies.towers.alike import times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,8 +54,8 @@ class _Compiled:
         # trace again with them until there are no more.
         while True:
             known = [*self._step.variables_read(), *self._strangers]
-            values = [tf.identity(one.value) for one in known]
-            scope = _Noting(known, [one for one in self._step.variables_read() if one.name == _SEED])
+            values = [tf.identity(variable.value) for variable in known]
+            scope = _Noting(known, [variable for variable in self._step.variables_read() if variable.name == _SEED])
             function = tf.function(self._computation(scope), jit_compile=True, autograph=False)
             with _refusing_exchanges():
                 graph = function.get_concrete_function(element, values).graph
@@ -63,14 +63,14 @@ class _Compiled:
                 break
             self._strangers += scope.strangers.values()
         _refuse_bare(graph.variables)
-        self._refuse_changed([one for one in self._step.model.trainable_variables if id(one) in scope.changes])
+        _refuse_changed(self._step.model, scope)
         part, after = function(element, values)
         _go_on(scope, after)
         return _share_of(part)
 
     def _computation(self, scope: _Noting) -> Callable[[Any, Any], Any]:
         """Return the function to compile, which returns a contribution and what the forward pass changed."""
-        put_back = {id(one) for one in statistics_of(self._step.model)}
+        put_back = {id(variable) for variable in statistics_of(self._step.model)}
 
         def compute(element: Any, values: Any) -> Any:
             scope.begin(values)
@@ -80,21 +80,13 @@ class _Compiled:
 
         return compute
 
-    def _refuse_changed(self, trained: Sequence[Any]) -> None:
-        if trained:
-            raise SettingsError(
-                expected="a model of which only gradients change trained variables",
-                got=f"others: {', '.join(one.path for one in trained)}", where="--xla",
-                remedy="Leave --xla out, or SpectralNormalization and what else assigns them while it computes.",
-            )  # fmt: skip
-
 
 class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
     """A Keras scope with values for known variables, which notes what else is read, and what is changed."""
 
     def __init__(self, known: Sequence[Any], seeds: Sequence[Any]) -> None:
         super().__init__(collect_losses=True)
-        self._known, self._seeds = {id(one): one for one in known}, {id(one) for one in seeds}
+        self._known, self._seeds = {id(variable): variable for variable in known}, {id(variable) for variable in seeds}
         self.begin([])
 
     def begin(self, values: Sequence[Any]) -> None:
@@ -109,13 +101,13 @@ class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
 
     def changed_values(self, put_back: set[int]) -> list[Any]:
         """Return the new values of the changed variables, except seeds and those in `put_back`."""
-        names = [one for one in self.changes if one not in put_back and one not in self._seeds]
-        self.changed = [self._known[one] for one in names]
-        return [self.state_mapping[one] for one in names]
+        changed = [number for number in self.changes if number not in put_back and number not in self._seeds]
+        self.changed = [self._known[number] for number in changed]
+        return [self.state_mapping[number] for number in changed]
 
     def seeds(self) -> Iterator[tuple[Any, int]]:
         """Yield the seeds that were drawn from, with the number of draws."""
-        return ((self._known[one], many) for one, many in self.changes.items() if one in self._seeds)
+        return ((self._known[number], many) for number, many in self.changes.items() if number in self._seeds)
 
     def get_current_value(self, variable: Any) -> Any:
         """Return the variable's value in this scope, and note a variable that has none here."""
@@ -148,7 +140,7 @@ def _refuse_synchronized(model: Any) -> None:
     TensorFlow refuses them by itself only if some device is a CPU.
     """
     layers = model._flatten_layers()  # noqa: SLF001 - no public list has those of layers of layers
-    named = [one.path for one in layers if getattr(one, "synchronized", False)]
+    named = [layer.path for layer in layers if getattr(layer, "synchronized", False)]
     if named and replica_of_several() is not None:
         raise _exchanging(f"a layer that sums over replicas: {', '.join(named)}")
 
@@ -175,7 +167,7 @@ def _refuse_bare(variables: Sequence[Any]) -> None:
 
     The copies that each replica has are exempt.
     """
-    named = [one.name for one in variables if not getattr(one, "is_distributed_variable", False)]
+    named = [variable.name for variable in variables if not getattr(variable, "is_distributed_variable", False)]
     if named:
         raise SettingsError(
             expected="variables of Keras only", got=f"others: {', '.join(named)}", where="--xla",
@@ -183,8 +175,18 @@ def _refuse_bare(variables: Sequence[Any]) -> None:
         )  # fmt: skip
 
 
+def _refuse_changed(model: Any, scope: _Noting) -> None:
+    """Raise SettingsError for trained variables that the forward pass changes."""
+    changed = [variable.path for variable in model.trainable_variables if id(variable) in scope.changes]
+    if changed:
+        raise SettingsError(
+            expected="a model of which only gradients change trained variables", got=f"others: {', '.join(changed)}",
+            where="--xla",
+            remedy="Leave --xla out, or SpectralNormalization and what else assigns them while it computes.",
+        )  # fmt: skip
+
+
 def _share_of(part: Contribution) -> Contribution:
     """Return this replica's contribution to the all-reduced mean (its own mean if there is no all-reduce)."""
     share = share_of_all(part.weight)
-    gradients = [times(one, share) for one in part.gradients]
-    return part._replace(loss=part.loss * share, gradients=gradients)
+    return part._replace(loss=part.loss * share, gradients=[times(gradient, share) for gradient in part.gradients])

@@ -10,7 +10,7 @@ import pytest
 from shared.errors import EndedError, SettingsError
 from tests.support.fake_feed import FakeFeed, LeasedCursor
 from trainer_client import Run, Until
-from trainer_client.training.runs.progress import RunProgress
+from trainer_client.training.runs.run_progress import RunProgress
 from trainer_client.training.runs.until import RunTotals
 
 EPOCHS = (3, 4, 2)

@@ -1,7 +1,9 @@
-"""The batches that `fit` trains on, with the wait for each, counted once their steps are done.
+"""What `FeedCheckpoint` puts into `fit` in the place of Keras's own: an iterator that counts, and an `evaluate`.
 
-Rules: a step is done when the next batch is asked for, or when the train function has returned. TensorFlow wraps what a
-feed raises, so the error is taken from the session. Keras is not needed here.
+Rules: a step is done when the next batch is asked for, or when the train function has returned. An epoch has no values
+of an evaluation that the end of the job broke off, rather than those of a part. TensorFlow wraps what a feed raises, or
+passes on an error's words only: so the error is taken from the session, or recognised by its name in them. Keras is not
+needed here.
 """
 
 from __future__ import annotations
@@ -16,11 +18,15 @@ from shared.errors import EndedError
 from trainer_client.tf import ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from trainer_client.session.feed_session import FeedSession
 
-__all__ = ["CountedBatches", "EpochTimes", "StopWatch"]
+__all__ = ["CountedBatches", "EpochTimes", "FitEvaluation", "StopWatch"]
+
+_NAME = f"{EndedError.__module__}.{EndedError.__qualname__}:"
+#: The argument with which Keras's `fit` evaluates an epoch.
+_OF_FIT = "_use_cached_eval_dataset"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +48,9 @@ class StopWatch:
 
     def times(self) -> EpochTimes:
         """Return the times so far."""
-        total_s = time.perf_counter() - self._began_s
-        return EpochTimes(steps=self.steps, wait_s=self.wait_s, compute_s=total_s - self.wait_s)
+        return EpochTimes(
+            steps=self.steps, wait_s=self.wait_s, compute_s=time.perf_counter() - self._began_s - self.wait_s
+        )
 
 
 class CountedBatches:
@@ -59,6 +66,7 @@ class CountedBatches:
         self._iterator = iterator
         self._session = session
         self._watch = watch
+        #: Whether the last batch is in training: it counts only once its step is done.
         self._in_step = False
         self._step_began_s = 0.0
 
@@ -66,6 +74,7 @@ class CountedBatches:
         return self
 
     def __next__(self) -> Any:
+        # Keras asks for a batch only when the step before is done; what it read ahead lies below, in the dataset.
         self.finish()
         began_s = time.perf_counter()
         try:
@@ -98,3 +107,37 @@ class CountedBatches:
             if error is None:
                 raise
             raise error from None
+
+
+class FitEvaluation:
+    """A stand-in for a model's `evaluate` from `install` to `remove`; calls `on_ended` if the job is ended.
+
+    An `evaluate` that a user calls raises the error as it is.
+    """
+
+    def __init__(self, model: Any, on_ended: Callable[[], None]) -> None:
+        self._model = model
+        self._on_ended = on_ended
+        self._evaluate: Callable[..., Any] = model.evaluate
+
+    def install(self) -> None:
+        """Put this in place of the model's `evaluate`, or of a stand-in that a failed `fit` left there."""
+        if isinstance(self._evaluate, FitEvaluation):
+            self._evaluate = self._evaluate._evaluate  # noqa: SLF001 - another of this class
+        self._model.evaluate = self
+
+    def remove(self) -> None:
+        """Give the model its own `evaluate` back."""
+        if self._model.evaluate is self:
+            self._model.evaluate = self._evaluate
+
+    def __call__(self, *data: Any, **how: Any) -> Any:
+        """Evaluate; if the job is ended while `fit` evaluates, call `on_ended` and return no values."""
+        # No values rather than those of a part: early stopping would go by them, and a checkpoint keep them.
+        try:
+            return self._evaluate(*data, **how)
+        except (EndedError, tf.errors.OpError) as error:
+            if not how.get(_OF_FIT) or not (isinstance(error, EndedError) or _NAME in str(error)):
+                raise
+        self._on_ended()
+        return {}

@@ -17,7 +17,7 @@ from shared.wire.message_parts import VariablePart
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HeldVariable", "refuse_too_little_memory", "shares_of"]
+__all__ = ["HeldVariable", "refuse_too_little_memory", "rows_of", "shares_of"]
 
 #: Smaller variables stay whole: each part costs a message some bytes, and its update some calls.
 _LEAST_BYTES = 2**16
@@ -30,7 +30,8 @@ class HeldVariable:
     shape: tuple[int, ...]
     dtype: str
     item_bytes: int
-    #: Whether its rows can be updated apart from each other.
+    #: Whether its rows can be updated apart from each other: not if the optimizer's state for it has another shape, as
+    #: Adafactor's has.
     can_be_cut: bool = True
 
     @property
@@ -45,18 +46,24 @@ def shares_of(variables: Sequence[HeldVariable], servers: int) -> tuple[tuple[Va
     filled = [0] * servers
     # Largest first, so that small variables even out what the large ones leave uneven.
     for at in sorted(range(len(variables)), key=lambda at: -variables[at].nbytes):
-        one = variables[at]
-        for server, (start, stop) in _placed(one, filled):
-            shape = (stop - start, *one.shape[1:]) if one.shape else ()
-            shares[server].append(VariablePart(at, start, shape, one.dtype))
-            filled[server] += one.item_bytes * math.prod(shape)
+        variable = variables[at]
+        for server, (start, stop) in _placed(variable, filled):
+            shape = (stop - start, *variable.shape[1:]) if variable.shape else ()
+            shares[server].append(VariablePart(at, start, shape, variable.dtype))
+            filled[server] += variable.item_bytes * math.prod(shape)
     return tuple(tuple(sorted(share, key=lambda part: (part.variable, part.start))) for share in shares)
 
 
-def _placed(one: HeldVariable, filled: list[int]) -> list[tuple[int, tuple[int, int]]]:
-    rows, servers = one.shape[0] if one.shape else 0, len(filled)
+def rows_of(shape: Sequence[int]) -> int:
+    """Return the number of rows of a variable, or of a part, with this shape; 0 for a scalar."""
+    return shape[0] if shape else 0
+
+
+def _placed(variable: HeldVariable, filled: list[int]) -> list[tuple[int, tuple[int, int]]]:
+    rows, servers = rows_of(variable.shape), len(filled)
+    # Cut over all servers, so a table may be larger than what one of them can hold.
     emptiest = sorted(range(servers), key=lambda server: filled[server])
-    if not one.can_be_cut or rows < servers or one.nbytes < _LEAST_BYTES:
+    if not variable.can_be_cut or rows < servers or variable.nbytes < _LEAST_BYTES:
         return [(emptiest[0], (0, rows))]
     edges = [rows * at // servers for at in range(servers + 1)]
     return [(emptiest[at], (edges[at], edges[at + 1])) for at in range(servers)]
@@ -74,7 +81,7 @@ def refuse_too_little_memory(
     )
     if largest * copies > memory:
         servers = "1 server" if len(shares) == 1 else f"{len(shares)} servers"
-        total = copies * sum(one.nbytes for one in variables)
+        total = copies * sum(variable.nbytes for variable in variables)
         raise SettingsError(
             expected=f"shares that fit into --server-memory, {memory / 2**20:.1f} MiB",
             got=f"one of {largest * copies / 2**20:.1f} MiB, of {total / 2**20:.1f} MiB over {servers}",

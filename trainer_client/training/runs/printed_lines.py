@@ -1,4 +1,4 @@
-"""The lines that any run prints when it begins and when it ends.
+"""The lines that several kinds of runs print: when they begin, end, and evaluate.
 
 Rules: pure. Hours may be more than 24.
 """
@@ -11,28 +11,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-__all__ = [
-    "exported_line",
-    "finished_line",
-    "judged_json",
-    "judged_line",
-    "serving_line",
-    "spell_time",
-    "starting_line",
-    "strategy_line",
-]
+__all__ = ["finished_line", "judged_json", "judged_line", "spell_time", "starting_line"]
 
 
-def starting_line(what: str) -> str:
-    """Return the line of a run that begins to do `what`."""
-    return f"STARTING: {what}"
-
-
-def serving_line(server: int, servers: int, endpoint: str) -> str:
-    """Return the line of a parameter server that begins to serve."""
-    return f"SERVING: share {server + 1} of {servers} at {endpoint}"
+def starting_line(work: str) -> str:
+    """Return the line of a run that begins this work."""
+    return f"STARTING: {work}"
 
 
 def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float], *, given_up: int = 0) -> str:
@@ -40,10 +25,10 @@ def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float]
 
     If batches were given up, it says that the values are those of a share.
     """
-    judged = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
+    results = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
     lacking = f"{given_up} batches were" if given_up > 1 else "1 batch was"
     share = f": a share, {lacking} given up" if given_up else ""
-    return f"{stream} at step {step}, after {epochs} epochs: {judged} ({values['rows']:.0f} samples{share})"
+    return f"{stream} at step {step}, after {epochs} epochs: {results} ({values['rows']:.0f} samples{share})"
 
 
 def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float], **more: object) -> str:
@@ -55,16 +40,6 @@ def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float]
 def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:
     """Return the line of a run that ended in good order; `why` is for one that can end in several ways."""
     return f"FINISHED: {', '.join([*totals, spell_time(seconds)])}{f': {why}' if why else ''}"
-
-
-def strategy_line(said: str) -> str:
-    """Return the line that names the strategy."""
-    return f"STRATEGY: {said}"
-
-
-def exported_line(path: Path) -> str:
-    """Return the line that says where the model was written."""
-    return f"EXPORTED: {path}"
 
 
 def spell_time(seconds: float) -> str:

@@ -10,9 +10,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainer_client.training.runs.agreed_time import AgreedTime
-from trainer_client.training.runs.lines import finished_line, starting_line
-from trainer_client.training.runs.until import RunTotals
+from trainer_client.training.runs.printed_lines import finished_line, starting_line
+from trainer_client.training.runs.until import AgreedTime, RunTotals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +48,8 @@ class RunProgress:
     @property
     def steps(self) -> int:
         """Number of steps in all; it is asked for in every step, and cheaper than the totals."""
+        # Measured on steps of 5 ms: with totals that are copied in each step, the loop cost 1.8 to 3.5 % of them, and
+        # 1.2 to 1.9 % without.
         return self._totals.steps
 
     @property
@@ -87,6 +88,7 @@ class RunProgress:
 
     def _common_s(self) -> float:
         """Return how long the run has gone on since it was started, the same for all ranks."""
+        # Clocks of ranks in step differ: by its own one, a rank would end while others wait for it in their next step.
         spent_s, steps = self._spent_s(), self._totals.steps - self._there.steps
         return spent_s if self._agreed_time is None else self._agreed_time.after(steps, spent_s)
 
@@ -96,16 +98,20 @@ class RunProgress:
 
     def go_back(self, *, epochs: int, steps: int) -> None:
         """Go back to these totals, and go on even if there was a reason to end: the rest is to be done again."""
+        # Of a worker whose servers lost their shares: a limit that was reached may not be any more.
         self.reason = ""
         self._totals = replace(self._totals, epochs=epochs, steps=min(steps, self._totals.steps))
         self._look()
 
     def left(self, epoch: float) -> tuple[float | None, float | None, float | None]:
         """Return the steps, epochs and seconds until each limit, from this place in epochs; None: no limit."""
-        limits = self._limits
-        steps = None if limits.steps is None else limits.steps - self._totals.steps
-        epochs = None if limits.epochs is None else limits.epochs - epoch
-        return steps, epochs, None if limits.max_time_s is None else limits.max_time_s - self._spent_s()
+        pairs = (
+            (self._limits.steps, self._totals.steps),
+            (self._limits.epochs, epoch),
+            (self._limits.max_time_s, self._spent_s()),
+        )
+        steps, epochs, seconds = (None if limit is None else limit - done for limit, done in pairs)
+        return steps, epochs, seconds
 
     def finish(self) -> None:
         """Print how the run ended, on the rank that prints."""

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from trainer_client.training.runs.lines import judged_json, judged_line, spell_time
+from trainer_client.training.runs.printed_lines import judged_json, judged_line, spell_time
 
 VALUES = {"loss": math.nan, "error": 0.25, "rows": 300.0}
 

@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import SettingsError
 from shared.wire.message_parts import VariablePart
-from trainer_client.training.servers.shares import HeldVariable, refuse_too_little_memory, shares_of
+from trainer_client.training.servers.row_shares import HeldVariable, refuse_too_little_memory, shares_of
 
 
 def variable(*shape, can_be_cut=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_client.training.loop.progress_line import Figures, Rates, Scope, progress_line, seconds_left
+from trainer_client.training.loop.teller import Figures, Rates, Scope, progress_line, seconds_left
 
 RATES = Rates(steps_per_s=4.0, waiting=0.25, padding=0.125)
 

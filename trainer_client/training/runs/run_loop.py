@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import EndedError, SettingsError
-from trainer_client.training.runs.noted import NotedMeans
-from trainer_client.training.runs.progress import RunProgress
-from trainer_client.training.runs.until import RunTotals
+from trainer_client.training.runs.run_progress import RunProgress
+from trainer_client.training.runs.until import NotedMeans, RunTotals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -142,6 +141,7 @@ class Run:
             while not self.reason:
                 yield from self._epoch()
         finally:
+            # However the loop is left: it may be begun again, and goes on from these totals.
             self._there, self._is_running = self._progress.totals, False
         self._progress.finish()
         self._session.end_run(self.reason, epoch=self._there.epochs, step=self._there.steps)
@@ -205,6 +205,7 @@ class Run:
             1
         """
         session = self._session
+        # A trainer that holds several ranks has a batch for each in a step, which is not over before all are in hand.
         if self._in_hand < session.ranks.replicas:
             return
         self._in_hand = 0

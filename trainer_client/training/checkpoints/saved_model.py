@@ -1,0 +1,159 @@
+"""A model's variables as plain arrays, and the checkpoints of our training loop: all in one file.
+
+Rules: every value comes back exactly, whatever its dtype. The file is the one that `FeedCheckpoint` writes, so `fit`
+goes on where the loop stopped and the other way round, and `evaluate` and `predict` read both. It must not know when to
+save.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from shared.errors import DataError
+from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
+from trainer_client.training.runs.until import NotedMeans, RunTotals
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from trainer_client.session.feed_session import FeedSession
+    from trainer_client.training.checkpoints.checkpoint_folder import Arrays
+    from trainer_client.training.runs.early_stop import EarlyStop
+
+__all__ = ["SavedRun", "assign_arrays", "assign_values", "plain_arrays", "plain_value"]
+
+
+class SavedRun:
+    """A folder of checkpoints of one model, its optimizer and its feed; `writes` says whether this process writes."""
+
+    def __init__(self, folder: Path, keep: int, *, writes: bool) -> None:
+        self._folder = CheckpointFolder(folder, keep)
+        self._writes = writes
+
+    def mark(self, *, finished: bool) -> None:
+        """Mark the folder as finished, so that its followers stop waiting for checkpoints, or as unfinished."""
+        if self._writes:
+            self._folder.mark(finished=finished)
+
+    def commit(
+        self,
+        model: Any,
+        feed: Mapping[str, Any],
+        totals: RunTotals,
+        noted: NotedMeans,
+        early_stop: EarlyStop | None,
+    ) -> Path | None:
+        """Commit one checkpoint, whole or not at all; return its path, or None in a process that does not write.
+
+        The cursor `feed` has to be taken together with the variables.
+        """
+        record = {
+            "epoch": totals.epochs,
+            "feed": feed,
+            "step": totals.steps,
+            "model_variables": len(model.variables),
+            "run": totals.state(),
+            "noted": noted.state(),
+        }
+        if early_stop is not None:
+            record["early_stop"] = early_stop.state()
+        # Read by all, though one writes: under a strategy, reading a variable may be an exchange of all processes.
+        arrays = plain_arrays(_variables(model))
+        return self._folder.write(arrays, record) if self._writes else None
+
+    def restore(
+        self,
+        model: Any,
+        session: FeedSession,
+        early_stop: EarlyStop | None,
+    ) -> tuple[RunTotals, NotedMeans]:
+        """Restore the newest checkpoint, and return its totals and the means noted so far.
+
+        Without one the feed goes to its beginning, and the model stays as it is.
+        """
+        checkpoint = self._folder.read_last()
+        if checkpoint is None:
+            session.cursor.rewind()
+            if early_stop is not None:
+                early_stop.restore({})
+            return RunTotals(), NotedMeans()
+        arrays, record = checkpoint
+        # The cursor first: one of another plan is refused before the model has changed.
+        session.cursor.restore(record["feed"])
+        totals = _take_in(model, early_stop, arrays, record)
+        session.note_saved(self._folder.newest_used, record.get("step", 0))
+        return totals, NotedMeans.of(record.get("noted", {}))
+
+    def read(self, model: Any, early_stop: EarlyStop | None) -> RunTotals | None:
+        """Restore the newest checkpoint, but not the feed's place; return its totals, or None if there is none."""
+        checkpoint = self._folder.read_last()
+        return None if checkpoint is None else _take_in(model, early_stop, *checkpoint)
+
+
+def _take_in(model: Any, early_stop: EarlyStop | None, arrays: Arrays, record: Mapping[str, Any]) -> RunTotals:
+    """Restore variables and early stopping from a checkpoint, and return its totals."""
+    assign_arrays(_variables(model), arrays)
+    if early_stop is not None:
+        early_stop.restore(record.get("early_stop", {}))
+    return RunTotals.of_checkpoint(record)
+
+
+def _variables(model: Any) -> list[Any]:
+    return [*model.variables, *model.optimizer.variables]
+
+
+# --- variables ---
+
+
+def plain_value(variable: Any) -> NDArray[np.generic]:
+    """Return the value in a dtype that a file of plain arrays can hold.
+
+    A bfloat16 becomes a float32, which represents it exactly.
+    """
+    value: NDArray[np.generic] = tf.convert_to_tensor(variable).numpy()
+    return value if value.dtype.isbuiltin == 1 else value.astype(np.float32)
+
+
+def plain_arrays(variables: Sequence[Any]) -> dict[str, NDArray[np.generic]]:
+    """Return the values under their places, as the arrays of a checkpoint."""
+    return {str(at): plain_value(variable) for at, variable in enumerate(variables)}
+
+
+def assign_arrays(variables: Sequence[Any], arrays: Mapping[str, NDArray[np.generic]]) -> None:
+    """Assign what `plain_arrays` returned; raise DataError if the number of values, or a shape, differs."""
+    assign_values(variables, [arrays[str(at)] for at in range(len(arrays))])
+
+
+def assign_values(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> None:
+    """Assign each variable its value; raise DataError if their number or a shape differs."""
+    if [tuple(v.shape) for v in variables] != [a.shape for a in arrays]:
+        raise _another_model(variables, arrays)
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(tf.cast(array, variable.dtype))
+
+
+def _another_model(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> DataError:
+    """Return the error that names the first variable of another shape, or says how many values there are."""
+    odd = [
+        (place, variable, array)
+        for place, (variable, array) in enumerate(zip(variables, arrays, strict=False))
+        if tuple(variable.shape) != array.shape
+    ]
+    expected, got = f"the model's {len(variables)} variables", f"{len(arrays)} values"
+    if odd:
+        place, variable, array = odd[0]
+        name = getattr(variable, "path", None) or variable.name
+        expected += f", of which number {place} is {name} with shape {tuple(variable.shape)}"
+        got += f", of which number {place} has shape {array.shape}" + (
+            f", and {len(odd) - 1} more have other shapes" if len(odd) > 1 else ""
+        )
+    return DataError(
+        expected=expected, got=got, where="the checkpoint",
+        remedy="Train the same model with the same optimizer, or use another folder.",
+    )  # fmt: skip

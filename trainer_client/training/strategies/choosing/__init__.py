@@ -1,1 +1,0 @@
-"""Choices between what was asked for and what the devices allow."""

@@ -1,0 +1,170 @@
+"""What all replicas have to have alike: gradients of the same variables, and the same values of the variables.
+
+Rules: a graph has the gradients that it was traced with, so one look at each trace is enough. Variables are compared by
+hash, the optimizer's too; all processes do so at the same step. A variable that lies in one place is the same for all
+of its process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import tensorflow as tf
+import xxhash
+
+from shared.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["Towers", "of_values", "refuse_unequal", "refuse_unsynchronised", "times", "times_phrase"]
+
+#: How many variables an error names.
+_NAMED = 5
+
+
+class Towers:
+    """The towers of this process, and which gradients each has, while a step is traced."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        #: For each tower, whether each variable has a gradient there.
+        self._having: list[list[bool]] = []
+
+    def begin(self) -> None:
+        """Forget what was noted, as a step is traced anew."""
+        self._having = []
+
+    def note(self, gradients: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """Note which gradients a tower has.
+
+        Return that as 1 or 0 for each variable, and all gradients, with zeros for the missing ones.
+        """
+        having = [gradient is not None for gradient in gradients]
+        self._having.append(having)
+        whole = [
+            tf.zeros_like(variable.value) if gradient is None else gradient
+            for gradient, variable in zip(gradients, self._model.trainable_variables, strict=True)
+        ]
+        return tf.constant(having, tf.float32), whole
+
+    def refuse_different_here(self) -> None:
+        """Raise SettingsError if towers of this process have gradients of different variables."""
+        self._refuse_odd([at for at, column in enumerate(zip(*self._having, strict=True)) if len(set(column)) > 1])
+
+    def refuse_different(self, replicas: int, counts: Sequence[float]) -> None:
+        """Raise SettingsError if some, but not all, of the `replicas` have a gradient of a variable.
+
+        `counts` is how many have one, for each variable.
+        """
+        self._refuse_odd([at for at, count in enumerate(counts) if count not in (0, replicas)])
+
+    def _refuse_odd(self, odd: Sequence[int]) -> None:
+        """Raise SettingsError if any variables are odd: for each tower here, of which of them it has a gradient."""
+        if not odd:
+            return
+        names = {at: self._model.trainable_variables[at].path for at in odd}
+        towers = [
+            f"tower {tower} has one for {', '.join(name for at, name in names.items() if having[at]) or 'none'}"
+            for tower, having in enumerate(self._having)
+        ]
+        raise SettingsError(
+            expected=f"gradients of the same variables in all towers, or in none: {', '.join(names.values())}",
+            got="; ".join(towers), where="--model", remedy="Let the model compute the same on each replica.",
+        )  # fmt: skip
+
+
+def times(gradient: Any, factor: Any) -> Any:
+    """Return the gradient multiplied by `factor`; None stays None."""
+    if gradient is None or (isinstance(factor, int | float) and factor == 1):
+        return gradient
+    return of_values(gradient, lambda values: values * tf.cast(factor, values.dtype))
+
+
+def of_values(gradient: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the gradient with its values changed by a function; a sparse one keeps its indices."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+    return change(gradient)
+
+
+def times_phrase(factor: float) -> str:
+    """Return a phrase on gradients that are multiplied by `factor`; empty for 1."""
+    return "" if factor == 1 else f"; gradients times {factor:.0f}"
+
+
+# --- equal variables ---
+
+
+def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> None:
+    """Raise DataError for variables that differ between replicas; this is process `process` of `processes`."""
+    variables = [each for each in (*model.variables, *model.optimizer.variables) if not _differs_by_design(each)]
+    digests = [[_digest(copy) for copy in strategy.experimental_local_results(each.value)] for each in variables]
+    _refuse_odd("the replicas of this process", variables, digests)
+    if processes > 1:
+        # Each process fills its own column, so that one sum gives all hashes to all processes.
+        own = np.zeros((len(variables), processes), np.int64)
+        own[:, process] = [here[0] for here in digests]
+        _refuse_odd(f"the {processes} processes", variables, _sum_of_all(strategy, own).tolist())
+
+
+def refuse_unsynchronised(model: Any) -> None:
+    """Raise SettingsError for variables of which replicas have no copies that could be kept equal.
+
+    Trained variables and those of the optimizer are checked.
+    """
+    alone = [
+        variable.path
+        for variable in (*model.trainable_variables, *model.optimizer.variables)
+        if not getattr(variable.value, "is_distributed_variable", False)
+    ]
+    if alone:
+        raise SettingsError(
+            expected="variables of which each replica has a copy", got=_named(alone), where="--model",
+            remedy="They were made outside the strategy's scope, while the module was imported perhaps: make them in "
+            "model() and optimizer(), or in a layer's build().",
+        )  # fmt: skip
+
+
+def _differs_by_design(variable: Any) -> bool:
+    # Each replica counts on its own in these, and they are combined only when they are read.
+    return bool(variable.value.synchronization == tf.VariableSynchronization.ON_READ)
+
+
+def _digest(value: Any) -> int:
+    return int(np.uint64(xxhash.xxh3_64_intdigest(np.ascontiguousarray(value.numpy()).tobytes())).astype(np.int64))
+
+
+def _refuse_odd(who: str, variables: Sequence[Any], digests: Sequence[Sequence[int]]) -> None:
+    odd = [each.path for each, all_of_it in zip(variables, digests, strict=True) if len(set(all_of_it)) > 1]
+    if odd:
+        raise DataError(
+            expected="the same variables on all replicas", got=f"others in {who}: {_named(odd)}", where="--strategy",
+            remedy="Let all processes read the same checkpoint folder. If a layer or callback assigns variables, let "
+            "it assign the same on each replica.",
+        )  # fmt: skip
+
+
+def _named(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _sum_of_all(strategy: tf.distribute.Strategy, own: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sum of an array over all processes, by an all-reduce."""
+    # The all-reduce is over replicas, so of each process only the first contributes, and the others add zeros.
+    others = strategy.extended.worker_devices[1:]
+
+    def summed(value: Any) -> Any:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator] # TensorFlow has no types
+    def summed_of_all(values: Any) -> Any:
+        return strategy.run(summed, (values,))
+
+    left = iter([own, *(np.zeros_like(own) for _ in others)])
+    values = strategy.experimental_distribute_values_from_function(lambda _context: tf.constant(next(left)))
+    return cast("NDArray[np.int64]", strategy.experimental_local_results(summed_of_all(values))[0].numpy())
