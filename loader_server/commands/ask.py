@@ -83,7 +83,7 @@ def _wait_for_address(followed: FollowedEndpoint, until_s: float) -> None:
 
 def _wait_for(dealer: zmq.Socket[bytes], event: int, until_s: float) -> bool:
     """Return whether the socket can be sent on, or read from, before this time."""
-    # In short waits, because Python misses a signal that arrives just as it begins to wait (see shared.command).
+    # In short waits, because Python misses a signal that arrives just as it begins to wait (see shared.commands).
     while (left_s := until_s - time.monotonic()) > 0:
         if dealer.poll(int(1000 * min(left_s, LONGEST_WAIT_S)) + 1, event):
             return True

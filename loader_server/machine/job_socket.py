@@ -146,7 +146,7 @@ def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> 
 def _receive(connection: socket.socket, timeout_s: float) -> bytes:
     """Return the answer; raise TimeoutError if none comes in time."""
     # In waits of half a second, because Python misses a signal that arrives just as it begins to wait (see
-    # shared.command), and the answer may take as long as trainers take to leave.
+    # shared.commands), and the answer may take as long as trainers take to leave.
     until_s = time.monotonic() + timeout_s
     while True:
         connection.settimeout(min(max(until_s - time.monotonic(), 0.001), LONGEST_WAIT_S))

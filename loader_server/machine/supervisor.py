@@ -434,7 +434,7 @@ class Supervisor:
         poller = select.poll()
         for descriptor in self._descriptors():
             poller.register(descriptor, select.POLLIN)
-        # Never for long at a time: Python misses a signal that arrives just as it begins to wait (see shared.command).
+        # Never for long at a time: Python misses a signal that arrives just as it begins to wait (see shared.commands).
         pause_s = min(max(0.0, self._due_s() - time.monotonic()), LONGEST_WAIT_S)
         poller.poll(math.ceil(1000 * pause_s))
         self._waker.clear()

@@ -343,8 +343,8 @@ class FakeResults:
         self.session = session
 
     def share(self, values: Any, *, wait: bool = False, **how: Any) -> Any:
-        """Noted in `told`; a test puts into `shared` what all ranks came to."""
-        self.session.told.append((how["epoch"], how["step"], how["rows"], dict(values)))
+        """Noted in `reported`; a test puts into `shared` what all ranks came to."""
+        self.session.reported.append((how["epoch"], how["step"], how["rows"], dict(values)))
         return self.session.shared.get(how["epoch"], dict(values)) if wait else None
 
     def gather(self, values: Any, **how: Any) -> MeansOfTrainers:

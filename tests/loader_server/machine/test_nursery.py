@@ -210,7 +210,7 @@ def test_what_a_child_sends_instead_of_a_request_harms_nobody(owned: Owner, garb
 
 def test_descriptors_above_1023_are_like_others() -> None:
     """Workers raise their limit."""
-    many = "import os, shared.commands\nshared.command.allow_many_files()\nmany = [os.dup(0) for _ in range(1100)]\n"
+    many = "import os, shared.commands\nshared.commands.allow_many_files()\nmany = [os.dup(0) for _ in range(1100)]\n"
     with owner(many) as made:
         assert made.ask("sys.exit(3)")["ended"] == 3
         assert made.ask(f"{_ASKS}\n{many}\nsys.exit(10 + ask('sys.exit(3)').wait())")["ended"] == 13
