@@ -24,6 +24,8 @@ class Lending:
         self._placement = placement
         self._model: Any = None
         self._step: Any = None
+        #: What was traced: other runs' loops have a step of their own, which never is.
+        self.first_step: Any = None
         self._begun: Any = None
 
     def __getattr__(self, name: str) -> Any:
@@ -39,7 +41,8 @@ class Lending:
 
     def compiled(self, step: Any, *, xla: bool, any_shape: bool) -> Any:
         """The first run's step, which its loop counts the traces of."""
-        self._step = self._step or self._placement.compiled(step, xla=xla, any_shape=any_shape)
+        if self._step is None:
+            self.first_step, self._step = step, self._placement.compiled(step, xla=xla, any_shape=any_shape)
         return self._step
 
     def any_element(self, elements: Any) -> Any:

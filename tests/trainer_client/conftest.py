@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -24,6 +25,9 @@ def feed(ends):
         yield one
 
 
+#: XLA optimises machine code in the same way, with LLVM; what it compiles it checks, fuses and runs all the same.
+QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+
 #: Where what enters TensorFlow is tested, and how: with all that it does to a graph.
 OPTIMISED = [Path(__file__).parent / place for place in ("tf", "training/evaluating/test_evaluator.py")]
 
@@ -38,5 +42,9 @@ def graphs_as_they_are(request):
         yield
         return
     tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    before = os.environ.get("XLA_FLAGS")
+    os.environ["XLA_FLAGS"] = QUICK_XLA if before is None else before  # which a process reads once
     yield
+    if before is None:
+        del os.environ["XLA_FLAGS"]
     tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})

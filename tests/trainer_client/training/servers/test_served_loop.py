@@ -12,6 +12,7 @@ from shared.errors import SettingsError
 from shared.quick_import import quick_import
 from shared.wire.message_parts import DoneSet, EpochDone, Lease
 from tests.support.fake_feed import FakeFeed, LeasedCursor
+from tests.support.lending import Lending
 
 with quick_import():
     import keras
@@ -22,8 +23,10 @@ with quick_import():
     from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
     from trainer_client.training.loop.base_loop import TrainingData
     from trainer_client.training.runs.until import LoopSettings
+    from trainer_client.training.servers import served_loop
     from trainer_client.training.servers.served_loop import ServedLoop, ServedSettings
     from trainer_client.training.servers.served_model import ServedModel, SharesSettings
+    from trainer_client.training.servers.served_optimizer import CollectedGradients
     from trainer_client.training.servers.server_connections import ServerConnections
     from trainer_client.training.strategies.single import Single
 
@@ -107,23 +110,48 @@ def dense():
     return [keras.layers.Reshape((1,)), keras.layers.Dense(1)]
 
 
-def train(served, folder, epochs, *callbacks, layers=dense, is_chief=True, workers=1, gathered=(), **more):
-    """Train for as many epochs as there are, of so many steps each; why it ended, and the last record."""
+class Worker(Lending):
+    """Lends the model of dense layers, and what its step collects gradients in: each step overwrites all of them.
+
+    The optimizer, of which the step is to know nothing, is a new one in each run.
+    """
+
+    def __init__(self):
+        super().__init__(Single(compiles_updates=False))
+        self._kept = None
+
+    def collected(self, optimizer, variables, *, goes_on):
+        self._kept = self._kept or CollectedGradients(optimizer, variables, goes_on=goes_on)
+        return self._kept
+
+    def _variables(self):
+        return self._model.variables
+
+
+LENT = Worker()
+
+
+def train(served, folder, epochs, *callbacks, layers=None, is_chief=True, workers=1, gathered=(), **more):
+    """Train for as many epochs as there are, of so many steps each; why it ended, and the last record.
+
+    Without layers, the model is the one of the run before, as it was before the first step.
+    """
     feed = FakeFeed(epochs=epochs)
     session = feed.session
     session.gathered = dict(gathered)
     session.cursor = QueueCursor(session)
-    model = keras.Sequential([keras.layers.Input(()), *layers()])
+    model = LENT.model(dense_model) if layers is None else keras.Sequential([keras.layers.Input(()), *layers()])
     model.compile(served.make(), "mse")
     data = TrainingData(feed=feed, elements=Single().data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
     shares = SharesSettings(staleness=4, most=0, memory=None)
     worker = ServedSettings(is_chief=is_chief, pull_every=1, shares=shares, workers=workers)
     settings = LoopSettings(until=Until(epochs=len(epochs)), checkpoints=folder, **more)
     connections = ServerConnections(served.endpoints, None, 60.0)
-    try:
+    with pytest.MonkeyPatch.context() as patch, closing(connections):
+        if layers is None:
+            patch.setattr(served_loop, "Single", lambda **_: LENT)
+            patch.setattr(served_loop, "CollectedGradients", LENT.collected)
         reason = ServedLoop(model, data, connections, worker, settings, callbacks).run()
-    finally:
-        connections.close()
     return reason, CheckpointFolder(folder, 3).read_last()[1] if is_chief else session
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -111,16 +112,23 @@ def lease(number, nth=1):
     return Lease(0, number, nth)
 
 
-def gradients_of(model, optimizer, words):
-    """As a step of the loop collects them."""
+@cache
+def collecting(model, optimizer):
+    """A step of the loop, which is traced once for all calls, and where each call leaves its gradients."""
     kept = CollectedGradients(optimizer, model.trainable_variables, goes_on=False)
 
-    @tf.function
+    @partial(tf.function, autograph=False)
     def step(words):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(model(words) ** 2)
         kept.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
+    return step, kept
+
+
+def gradients_of(model, optimizer, words):
+    """As a step of the loop collects them."""
+    step, kept = collecting(model, optimizer)
     step(tf.constant(words))
     return kept.read()
 
