@@ -26,7 +26,6 @@ from tests.loader_server.sources.speech.kaldi_data import features, table, write
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
 from tests.support import example_protos
 from tests.support.corpora import make_corpus
-from tests.support.forked_pools import forked_pools
 from tests.support.prepared import prepare, spoken_example
 from tests.support.records import write_array_records, write_records
 from tests.support.shards import write_shard
@@ -78,8 +77,7 @@ def test_the_class_of_ones_own(beside: Path) -> None:
 
 
 def test_the_source_that_is_added(beside: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with forked_pools():  # new interpreters look at the class above, which is found in the same way
-        assert main(["my_arrays:ArraysSource", "--arguments", '{"folder": "data"}']) == 0
+    assert main(["my_arrays:ArraysSource", "--arguments", '{"folder": "data"}']) == 0
     assert "ok  Bad rows are named" in capsys.readouterr().out
     stream = 'source = "my_arrays:ArraysSource"\nfolder = "data"\nlength = "values"\nbudget = "40 steps"\n'
     made = job(beside, f"[streams.train]\n{stream}")
