@@ -23,16 +23,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
 from shared.errors import StokerError
 from shared.extras import how_to_get
 from shared.stores.own_files import refuse_closed
-from trainer_client.load_test.conductor import conduct
-from trainer_client.load_test.interrupts import Interrupts
+from trainer_client.load_test.conductor import Interrupts, conduct
 from trainer_client.load_test.report.document import FORMAT, machine, markdown, read_report, versions, write_report
 from trainer_client.load_test.report.figures import broken, curves_of, figures_of, together
+from trainer_client.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from trainer_client.load_test.report.figures import LoadLimits
@@ -140,7 +137,7 @@ def _run(order: LoadTestOrder, repeat: int) -> dict[str, Any]:
     """Run one repeat, with loaders of its own unless running ones were named, and return its figures."""
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
-        progress = stack.enter_context(_progress_bar())
+        progress = stack.enter_context(progress_bar())
         title = f"repeat {repeat + 1} of {order.repeats}" if order.repeats > 1 else order.mode
         steps = order.run.world * order.run.seconds / order.run.step_s if order.run.step_s else None
         task = progress.add_task(f"{title}: starting", total=steps)
@@ -160,13 +157,6 @@ def _run(order: LoadTestOrder, repeat: int) -> dict[str, Any]:
             "exit_code": max(measured.exit_codes, default=0),
             **curves_of(measured),
         }
-
-
-def _progress_bar() -> Progress:
-    """Return a progress bar on standard error, which shows nothing unless that is a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
 
 
 class JobError(StokerError):

@@ -18,8 +18,7 @@ from tests.support.loaders import ROOT, running, wait_until, write_job
 from trainer_client import cli
 from trainer_client.load_test import conductor
 from trainer_client.load_test.command import OwnJob
-from trainer_client.load_test.conductor import conduct
-from trainer_client.load_test.interrupts import Interrupts
+from trainer_client.load_test.conductor import Interrupts, conduct
 from trainer_client.load_test.thin_trainer import ThinRun
 
 
