@@ -9,27 +9,35 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import Self
+
+from shared.commands import Terminated
 from shared.errors import StokerError
 from trainer_client.load_test.delivery_audit import Lap, audited
 from trainer_client.load_test.report.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType, TracebackType
 
     from trainer_client.load_test.delivery_audit import Discrepancies
-    from trainer_client.load_test.interrupts import Interrupts
     from trainer_client.load_test.thin_trainer import ThinRun
 
-__all__ = ["AttachError", "CrewError", "Measured", "conduct"]
+__all__ = ["AttachError", "CrewError", "Interrupts", "Measured", "conduct"]
 
 #: Time between the order to begin and the beginning, so that all crews have received it.
 _LEAD_S = 0.3
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class AttachError(StokerError):
@@ -228,3 +236,46 @@ def _add(measured: Measured, trainer: dict[str, Any]) -> None:
     if trainer["error"]:
         measured.errors.append(trainer["error"])
         measured.exit_codes.append(trainer["exit_code"])
+
+
+class Interrupts:
+    """Context that holds back Ctrl-C and SIGTERM while the block lasts; for the main thread.
+
+    An interruption is raised where we wait, and nowhere else. So whatever was begun between two waits (a process, a
+    folder) is known to the code that has to end it. A signal that comes after the last wait is raised at the end of the
+    block.
+    """
+
+    def __enter__(self) -> Self:
+        self._receiving, self._sending = socket.socketpair()
+        self._sending.setblocking(False)  # noqa: FBT003 - its only parameter
+        self._interruption: type[KeyboardInterrupt] | None = None
+        self._before: list[Any] = [signal.signal(number, self._note) for number in _SIGNALS]
+        return self
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._interruption = Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        with contextlib.suppress(BlockingIOError):
+            self._sending.send(b"!")
+
+    def wait(self, files: Sequence[int], timeout_s: float | None) -> list[int]:
+        """Return the readable files once there are any, or after the timeout.
+
+        Raise KeyboardInterrupt (or Terminated) as soon as a signal comes, or if one came before.
+        """
+        ours = self._receiving.fileno()
+        # Our socket beside the files: a handler that only sets a flag would not end a `select` that Python resumes.
+        ready, _, _ = select.select([*files, ours], [], [], timeout_s)
+        if self._interruption is not None:
+            raise self._interruption
+        return [file for file in ready if file != ours]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in zip(_SIGNALS, self._before, strict=True):
+            signal.signal(number, handler)
+        self._receiving.close()
+        self._sending.close()
+        if self._interruption is not None and error is None:
+            raise self._interruption

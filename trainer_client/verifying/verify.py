@@ -13,14 +13,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+from trainer_client.progress_bar import progress_bar
 from trainer_client.verifying.digests import CutPart, Difference, EpochDigests, cut_plan, differences, digest_of
 from trainer_client.verifying.epoch_reading import EpochsOfJob, NotComparableError, read_epochs, read_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from rich.progress import Progress
 
 __all__ = ["DIFFERS", "VerifyOrder", "verify"]
 
@@ -65,7 +67,7 @@ class _Comparison:
 
 def verify(order: VerifyOrder) -> int:
     """Read and compare as ordered; return the exit code."""
-    with _progress_bar() as progress:
+    with progress_bar() as progress:
         outcome = _compare(order, progress)
     if order.as_json:
         print(json.dumps(_document(order, outcome)))
@@ -180,12 +182,6 @@ def _verdict(differing: Sequence[Difference]) -> str:
 
 def _named(digest: int | None) -> str:
     return "no such batch" if digest is None else f"{digest:016x}"
-
-
-def _progress_bar() -> Progress:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
 
 
 def _noter(progress: Progress, title: str) -> Callable[[int, int], None]:

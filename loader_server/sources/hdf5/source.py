@@ -219,12 +219,16 @@ class Hdf5Source(Source):
 
         Raise a ReadError if a file is damaged, or is no longer the indexed one.
         """
+        before, parts = "", tuple[str, ...]()
         for sample in samples:
             path = self._path(self.checked(sample))
-            self._in_use.refuse_changed(path)  # before as well: h5py may find a replaced file damaged
-            parts = self._files[self.indexed.numbers["file"][sample]].parts
-            if parts:
-                self._in_use.refuse_changed(*parts)
+            # Before reading as well, because h5py may find a replaced file damaged. The check after a sample is that of
+            # the next one of its file, too: each takes a twentieth of a worker's time.
+            if path != before:
+                self._in_use.refuse_changed(path)
+                before, parts = path, self._files[self.indexed.numbers["file"][sample]].parts
+                if parts:  # none would mean all files
+                    self._in_use.refuse_changed(*parts)
             raw = self._read(sample)
             # After reading: a write in between gives the files another status.
             self._in_use.refuse_changed(path, *parts)

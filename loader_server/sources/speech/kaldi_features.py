@@ -150,9 +150,13 @@ class ArchivedFeatures:
         path, place = self._path_of(sample), self._place(sample)
         if is_url(path):
             return self._files.part(path, self._facts(sample), *place)  # refuses a changed archive itself
-        self._refuse_other(path, sample)  # before as well: reading fails if the archive became shorter
-        raw = self._files.read(path, *place)
-        # And after: a write changes the status before the bytes, so an unchanged status vouches for what was read.
+        try:
+            raw = self._files.read(path, *place)
+        except (OSError, ReadError):
+            self._refuse_other(path, sample)  # an archive that became shorter or is gone is the reason to give
+            raise
+        # After reading: a write changes the status before the bytes, so an unchanged status vouches for what was read.
+        # Asking for it before as well would take a tenth of a worker's time.
         self._refuse_other(path, sample)
         return raw
 

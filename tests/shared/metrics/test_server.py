@@ -1,4 +1,7 @@
-"""What is served reads back as what was counted, and the server is gone when it was closed."""
+"""What is served reads back as what was counted, and the server is gone when it was closed.
+
+Who makes room for whom, and when a connection is over.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from shared.errors import SettingsError
 from shared.metrics import names
 from shared.metrics.listening import Listening
 from shared.metrics.probes import Probes
-from shared.metrics.server import MetricSamples, MetricsServer, Spread
+from shared.metrics.server import ANSWERING_S, ASKING_S, BoundedConnections, MetricSamples, MetricsServer, Spread
 from tests.support.another_user import as_another_user, folder_for_all
 from tests.support.loaders import wait_until
 from tests.support.scraping import fetch_metrics
@@ -138,8 +141,8 @@ def test_a_crowd_that_asks_slowly_or_reads_nothing_keeps_no_probe_waiting(
     said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a request; and a whole one, for more than a connection holds. None of them is ended because it is late."""
-    monkeypatch.setattr("shared.metrics.bounded_connections.ASKING_S", 600)
-    monkeypatch.setattr("shared.metrics.bounded_connections.ANSWERING_S", 600)
+    monkeypatch.setattr("shared.metrics.server.ASKING_S", 600)
+    monkeypatch.setattr("shared.metrics.server.ANSWERING_S", 600)
     samples = [MetricSamples(STALE_BATCHES, {(f"{number:09999}",): number for number in range(500)})]
     with contextlib.ExitStack() as crowd:
         server = crowd.enter_context(MetricsServer(lambda: samples, labels=LABELS, targets_folder=None, probes=_READY))
@@ -151,7 +154,7 @@ def test_a_crowd_that_asks_slowly_or_reads_nothing_keeps_no_probe_waiting(
 
 
 def test_who_asks_nothing_is_cut_off_after_two_seconds_whatever_it_drips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.metrics.bounded_connections.ASKING_S", 0.5)
+    monkeypatch.setattr("shared.metrics.server.ASKING_S", 0.5)
     with _serve() as server, contextlib.ExitStack() as crowd:
         slow, silent = _crowd(server, 2, crowd)
         began_s = time.monotonic()
@@ -166,7 +169,7 @@ def test_who_asks_nothing_is_cut_off_after_two_seconds_whatever_it_drips(monkeyp
 
 
 def test_who_has_asked_has_longer_to_read_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.metrics.bounded_connections.ASKING_S", 0.3)
+    monkeypatch.setattr("shared.metrics.server.ASKING_S", 0.3)
     came = threading.Event()
 
     def unready(_now_s: float) -> str:
@@ -255,3 +258,83 @@ def test_closed_means_gone(tmp_path: Path) -> None:
         fetch_metrics(server.address)
     with _serve(port=int(server.address.partition(":")[2])) as again:
         assert again.address == server.address
+
+
+class Crowd:
+    """Connections, each with a thread that leaves its place once it is ended."""
+
+    def __init__(self, connections: BoundedConnections, cleanup: contextlib.ExitStack) -> None:
+        self._connections, self._cleanup = connections, cleanup
+
+    def come(self, now_s: float = 0.0) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self._cleanup.callback(theirs.close)
+        self._cleanup.callback(ours.close)
+        assert self._connections.admit(ours, now_s)
+        thread = threading.Thread(target=self._serve, args=(ours,))
+        self._cleanup.callback(thread.join, 60)
+        self._cleanup.callback(ours.shutdown, socket.SHUT_RDWR)
+        thread.start()
+        return ours
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.recv(1)
+        self._connections.leave(connection)
+
+
+def is_ended(connection: socket.socket) -> bool:
+    return bool(select.select([connection], [], [], 0)[0])
+
+
+@pytest.fixture
+def cleanup() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def test_the_oldest_that_has_not_asked_makes_room_and_then_the_oldest(
+    cleanup: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.metrics.server._LEAVING_S", 60)
+    connections = BoundedConnections(3)
+    crowd = Crowd(connections, cleanup)
+    first, second, third = (crowd.come() for _ in range(3))
+    assert connections.note_asked(first, 0.0)
+    fourth = crowd.come()
+    assert [is_ended(one) for one in (first, second, third)] == [False, True, False]
+    assert connections.note_asked(third, 0.0)
+    assert connections.note_asked(fourth, 0.0)
+    crowd.come()
+    assert [is_ended(one) for one in (first, third, fourth)] == [True, False, False]
+
+
+def test_where_nobody_leaves_the_newest_gets_no_place_and_an_ended_one_is_not_answered(
+    cleanup: contextlib.ExitStack,
+) -> None:
+    connections = BoundedConnections(1)
+    (first, _other), (second, _another) = (
+        tuple(map(cleanup.enter_context, map(contextlib.closing, socket.socketpair()))) for _ in range(2)
+    )
+    assert connections.admit(first, 0.0)
+    assert not connections.admit(second, 0.0)
+    assert not connections.note_asked(first, 0.0)
+    connections.leave(second)  # which has none to give back
+    assert not connections.admit(second, 0.0)
+    connections.leave(first)
+    assert connections.admit(second, 0.0)
+
+
+def test_who_does_not_ask_or_read_is_ended_when_its_time_is_over(cleanup: contextlib.ExitStack) -> None:
+    connections = BoundedConnections(8)
+    assert connections.end_overdue(0.0) is None
+    crowd = Crowd(connections, cleanup)
+    silent, asking, later = crowd.come(0.0), crowd.come(0.5), crowd.come(1.0)
+    assert connections.note_asked(asking, 1.0)
+    assert connections.end_overdue(1.5) == pytest.approx(ASKING_S - 1.5)
+    assert not is_ended(silent)
+    assert connections.end_overdue(ASKING_S) == pytest.approx(1.0)
+    assert [is_ended(one) for one in (silent, asking, later)] == [True, False, False]
+    assert connections.end_overdue(ASKING_S + 1.0) == pytest.approx(ANSWERING_S - ASKING_S)
+    assert [is_ended(one) for one in (asking, later)] == [False, True]
+    assert connections.end_overdue(ANSWERING_S + 1.0) is None
+    assert is_ended(asking)

@@ -17,9 +17,8 @@ from tests.support.forked import start_talking
 from tests.support.loaders import ROOT, running, wait_until, write_job
 from trainer_client import cli
 from trainer_client.load_test import conductor
-from trainer_client.load_test.conductor import conduct
-from trainer_client.load_test.interrupts import Interrupts
-from trainer_client.load_test.own_job import OwnJob
+from trainer_client.load_test.command import OwnJob
+from trainer_client.load_test.conductor import Interrupts, conduct
 from trainer_client.load_test.thin_trainer import ThinRun
 
 
@@ -110,7 +109,7 @@ def test_an_old_report_that_is_none_is_refused_before_anything_starts(tmp_path, 
 
 
 def test_loaders_that_do_not_start_say_why(monkeypatch, tmp_path):
-    monkeypatch.setattr("trainer_client.load_test.own_job._JOB", "no job {seed}")
+    monkeypatch.setattr("trainer_client.load_test.command._JOB", "no job {seed}")
     with Interrupts() as interrupts, pytest.raises(StokerError, match="expected a TOML file"):
         OwnJob(seed=1, workers=1, interrupts=interrupts)
     assert list((tmp_path / "temporary").iterdir()) == []

@@ -9,7 +9,7 @@ Rules, each from an interleaving that failed without it:
 - At most one want in HEDGED_SHARE is hedged: asked of a second worker although the first one is well.
 - A verifier hedges nothing and is never urgent, because trainers go first.
 - Where batches are made whole, shard by shard, the worker that holds the shard is asked, without takeovers or hedges:
-  another one would have to make the whole shard anew (see `shard_holders`).
+  another one would have to make the whole shard anew (see `ShardHolders`).
 Pure. The work of one decision depends on what changed, and on the few workers that this trainer talks to, never on the
 size of the fleet.
 """
@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.hashing import key_of
 from shared.wire import messages as m
 from trainer_client.core import instructions as i
-from trainer_client.core.asking.shard_holders import ShardHolders
 from trainer_client.core.workers.known_workers import KnownWorker, least_busy, longest_waiting, usual_pace_s
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from shared.errors import StokerError
     from shared.wire.message_parts import Ticket
@@ -35,10 +35,15 @@ if TYPE_CHECKING:
     from trainer_client.core.upcoming import Entry, Upcoming
     from trainer_client.core.workers.worker_tickets import WorkerTickets
 
-__all__ = ["Wants"]
+__all__ = ["ShardHolders", "Wants"]
 
 #: At most one want in this many is hedged.
 HEDGED_SHARE = 20
+
+#: How many epochs' holders are remembered: the one being read, and those ahead of it.
+_EPOCHS_KEPT = 4
+#: The first elements of a shard, which are quickly made again: until then it may move to a new worker.
+_YOUNG = 8
 
 
 class Wants:
@@ -267,3 +272,69 @@ class Wants:
             entry.hedge()
             self.hedged += 1
             self._send(head, worker, ticket, now_s)
+
+
+class ShardHolders:
+    """The worker of each shard of each epoch, chosen when it is first needed, and again whenever it is gone.
+
+    Batch n comes from shard n mod `producers`. A shard is made in order, from its beginning, so one worker is asked for
+    its batches as long as it lives; any other would have to make everything again up to the requested batch. The choice
+    depends only on the names of the live workers, so all trainers choose the same one. Workers that come while shards
+    are young get their part of them; later only the shards of a lost worker move, and they return to its successor with
+    the next epoch. A batch that a worker has refused is asked of others.
+    """
+
+    def __init__(self, producers: int) -> None:
+        self._producers = producers
+        self._names: dict[int, dict[int, str]] = {}
+        #: The names of the live workers, and how shards are divided among them: a cache of the last division.
+        self._shared_among: frozenset[str] = frozenset()
+        self._shared: dict[int, str] = {}
+
+    def holder(self, entry: Entry, live: Sequence[KnownWorker], now_s: float) -> KnownWorker | None:
+        """Return the worker to ask for this batch; None if it is busy or holds it already, or if all refused it."""
+        able = [worker for worker in live if worker.incarnation not in entry.refused]
+        if not able:
+            return None
+        names = self._of_epoch(entry.batch.position.epoch)
+        ordinal, shard = divmod(entry.batch.number, self._producers)
+        # A young shard costs little to make again, so new workers get their part of the shards only then.
+        if ordinal < _YOUNG or shard not in names:
+            names[shard] = self._shares(live)[shard]
+        holder = next((worker for worker in able if worker.name == names[shard]), None)
+        if holder is None:
+            holder = _preferred(shard, able)
+            if not entry.refused:  # the former one is gone, rather than refusing just this batch
+                names[shard] = holder.name
+        # A busy holder is waited for: any other worker would have to make the shard from its beginning.
+        is_free = holder.incarnation not in entry.askers and now_s >= holder.busy_until_s
+        return holder if is_free else None
+
+    def _of_epoch(self, epoch: int) -> dict[int, str]:
+        if epoch not in self._names and len(self._names) >= _EPOCHS_KEPT:
+            del self._names[next(iter(self._names))]
+        return self._names.setdefault(epoch, {})
+
+    def _shares(self, live: Sequence[KnownWorker]) -> dict[int, str]:
+        names = frozenset(worker.name for worker in live)
+        if names != self._shared_among:
+            self._shared_among, self._shared = names, _shared_out(self._producers, live)
+        return self._shared
+
+
+def _shared_out(producers: int, live: Sequence[KnownWorker]) -> dict[int, str]:
+    """Return a worker's name for each shard: its rendezvous choice among workers that have room for more shards."""
+    # Rounded up, so that every shard finds a worker with room.
+    share, counts = -(-producers // len(live)), {worker.name: 0 for worker in live}
+    names = {}
+    for shard in range(producers):
+        # By hash alone one worker may get several shards and another none, and an epoch is as slow as the former.
+        with_room = [worker for worker in live if counts[worker.name] < share] or live
+        names[shard] = _preferred(shard, with_room).name
+        counts[names[shard]] += 1
+    return names
+
+
+def _preferred(shard: int, workers: Sequence[KnownWorker]) -> KnownWorker:
+    """Return the worker with the highest rendezvous hash for this shard, equal in all trainers that know the same."""
+    return max(workers, key=lambda worker: (key_of(shard, worker.name), worker.name))

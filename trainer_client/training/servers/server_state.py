@@ -340,14 +340,16 @@ class ServerState:
         # what it serves or saves would fit no checkpoint.
         if message.version != self.version + (message.what == "apply"):
             return self._lose()
-        if message.what == "apply":
-            return [*self._go_by(message.rate), *self._apply_held(message)]
-        if message.what == "cut":
-            return [*self._go_by(message.rate), *self._take_cut(message.cut)]
-        if message.what == "forget":
-            self._heard_s.pop(message.trainer, None)
-            return self._drop_held(lambda key: key[0] == message.trainer)
-        return []  # an `agree` whose version is ours
+        match message.what:
+            case "apply":
+                return [*self._go_by(message.rate), *self._apply_held(message)]
+            case "cut":
+                return [*self._go_by(message.rate), *self._take_cut(message.cut)]
+            case "forget":
+                self._heard_s.pop(message.trainer, None)
+                return self._drop_held(lambda key: key[0] == message.trainer)
+            case _:  # an `agree` whose version is ours
+                return []
 
     def _apply_held(self, message: m.Order) -> list[Instruction]:
         assert message.lease is not None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_client.load_test.report.plot import Series, chart, linear, logarithmic
+from trainer_client.load_test.report.page import Series, chart, linear, logarithmic
 
 SIZES = st.floats(0, 1e7, allow_nan=False)
 
