@@ -3,6 +3,10 @@
 Rules: built-in transforms and a user's own are found, declared and given settings in the same way; only their code is
 identified differently: ours by the version of its bytes, a user's by its source. A class is constructed once in each
 process for each set of settings, and again when a file that they name has changed. Must not know chains.
+
+A file that settings name, such as a vocabulary or a source of noises, is looked for below the job file's folder, or
+where a joining host has fetched it. It is identified by its content: a copy under another name or in another place is
+the same, so machines may keep it where they like, and a changed one makes another transform.
 """
 
 from __future__ import annotations
@@ -12,9 +16,12 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import xxhash
 
 from loader_server import transforms
 from loader_server.installed import version_of
@@ -22,13 +29,13 @@ from loader_server.named_objects import import_named
 from loader_server.own_code import own_code
 from loader_server.sources.blame import error_text
 from loader_server.sources.files.file_facts import FilePlaces
+from loader_server.sources.side_source import SideSource
 from loader_server.transforms.declare import BUILT_INS, Outputs, declaration_of
 from loader_server.transforms.generators import RefusingGenerator
-from loader_server.transforms.named_files import content_of_settings, names_in, with_paths
 from shared.errors import SettingsError, StokerError
 from shared.extras import how_to_get
 from shared.hashing import fingerprint
-from shared.settings.parsers import nearest
+from shared.settings.parsers import FileName, nearest
 from shared.settings.tables import placing, read_table
 
 if TYPE_CHECKING:
@@ -38,12 +45,23 @@ if TYPE_CHECKING:
     from loader_server.transforms.declare import Declaration, Transform
     from shared.settings.parsers import Table
 
-__all__ = ["NamedTransform", "built_ins", "find_transforms", "settings_of_built_ins", "table_names"]
+__all__ = [
+    "NamedTransform",
+    "built_ins",
+    "content_of_settings",
+    "find_transforms",
+    "names_in",
+    "settings_of_built_ins",
+    "table_names",
+    "with_paths",
+]
 
 _HERE = FilePlaces()
 
 #: An instance of a dataclass of settings, which is hashable, as it is frozen; None if there are no settings.
 _Settings: TypeAlias = Any
+
+_BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,3 +313,71 @@ def _versions(packages: tuple[str, ...], name: str, where: str) -> dict[str, str
                 else f"Run pip install {package}, or mend packages=… in the transform's declaration.",
             ) from None
     return versions
+
+
+def with_paths(settings: Any, places: FilePlaces) -> Any:
+    """Return the settings with each file's path in place of its name."""
+    if settings is None:
+        return None
+    values = _values(settings)
+    placed = {name: _each_file(value, lambda file: _below(file, places)) for name, value in values.items()}
+    return settings if placed == values else replace(settings, **placed)
+
+
+def names_in(settings: Any) -> list[str]:
+    """Return the names of the files in the settings, as written there."""
+    names: list[str] = []
+    for value in _values(settings).values() if settings is not None else ():
+        _each_file(value, lambda file: names.append(file) if isinstance(file, FileName) else file)
+    return [str(name) for name in names]
+
+
+def content_of_settings(settings: Any, where: str) -> str:
+    """Return all settings as text, with each file's hash in place of its path.
+
+    A setting that is None adds nothing, so that a setting added later does not change the content of earlier ones; one
+    declared with `means` adds that value. Raise SettingsError if a file cannot be read.
+    """
+    if settings is None:
+        return ""
+    means = {field.name: field.metadata.get("means") for field in fields(settings)}
+    values = [(name, means[name] if value is None else value) for name, value in _values(settings).items()]
+    # Hashes in place of paths: a copy of a file elsewhere makes the same transform, and another content another one.
+    given = ((name, value) for name, value in values if value is not None)
+    return repr(sorted((name, _each_file(value, lambda file: _digest(file, where))) for name, value in given))
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
+
+
+def _below(file: FileName | SideSource, places: FilePlaces) -> FileName | SideSource:
+    return file.at(places) if isinstance(file, SideSource) else type(file)(places.find(file))
+
+
+def _each_file(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, FileName | SideSource):
+        return change(value)
+    return tuple(_each_file(element, change) for element in value) if isinstance(value, tuple) else value
+
+
+def _digest(path: FileName | SideSource, where: str) -> str:
+    """Return the hash of a file's content, or of a side source.
+
+    Raise SettingsError if the file cannot be read, DataError if the source cannot be used.
+    """
+    if isinstance(path, SideSource):
+        return path.digest(f"{where}, recordings")
+    state = xxhash.xxh3_128()
+    try:
+        with Path(path).open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                state.update(block)
+    except OSError as error:
+        raise SettingsError(
+            expected="a file that can be read",
+            got=f"{error.strerror or type(error).__name__}: {path}",
+            where=where,
+            remedy=path.remedy,
+        ) from None
+    return state.hexdigest()

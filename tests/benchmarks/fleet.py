@@ -15,8 +15,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from loader_server.wants.open_wants import WantQueue
 from loader_server.wants.tickets import Tickets
-from loader_server.wants.want_queue import WantQueue
 from shared.wire import messages as m
 from tests.support.lone_core import NBYTES, address, attached, pushed
 from trainer_client.core import events as e

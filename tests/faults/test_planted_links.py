@@ -21,14 +21,14 @@ import pytest
 
 from loader_server.building.quarantine import Quarantine
 from loader_server.commands.statistics import make_statistics
-from loader_server.coordinator.journal_lock import JournalLock
+from loader_server.coordinator.journal import JournalLock
 from loader_server.fleet.host_folder import JoinedFolder
 from loader_server.index.draft import locked
 from loader_server.index.request import LettersReport
 from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import write_synced
-from loader_server.plan_keeper import PlanKeeper
 from loader_server.sources.pipeline.element_check import FirstDigests
+from loader_server.stream import PlanKeeper
 from loader_server.transforms.characters import Characters, CharactersSettings, LetterCounter
 from shared.errors import SampleError, StokerError
 from shared.metrics.scrape_targets import TargetFile

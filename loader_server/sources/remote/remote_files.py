@@ -8,6 +8,7 @@ soon is fetched by a few threads, without retries, because the reader that needs
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import posixpath
@@ -15,25 +16,25 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, BinaryIO, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import xxhash
 
 from loader_server.sources.files.file_facts import CacheSettings, FileFacts, LocalFile, changed
 from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
-from loader_server.sources.remote.fetch_ahead import FetchAhead
 from loader_server.sources.remote.objects import Objects
 from loader_server.sources.remote.retries import Retries
 from loader_server.sources.remote.urls import without_credentials
+from shared.errors import StokerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from typing_extensions import Buffer
 
-
-__all__ = ["BLOCK_BYTES", "RemoteFiles", "RemotePath"]
+__all__ = ["BLOCK_BYTES", "FetchAhead", "RemoteFiles", "RemotePath"]
 
 #: The bytes of a block: enough to outweigh the cost of a request, few enough for several to be in memory at once.
 BLOCK_BYTES = 8 * 2**20
@@ -52,6 +53,10 @@ _LEAD_AGAIN_S = 2.0
 #: How many blocks sequential readers fetch ahead, and how many bytes they read at a time.
 _BLOCKS_AHEAD = 2
 _READER_BYTES = 2**20
+
+T = TypeVar("T", bound="Hashable")
+
+_MOST_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,3 +352,62 @@ def _write(handle: int, place: int, raw: bytes) -> None:
     while view:
         written = os.pwrite(handle, view, place)
         view, place = view[written:], place + written
+
+
+class FetchAhead(Generic[T]):
+    """Threads that call `fetch` with expected keys, in order; with `threads` of 0 nothing is fetched.
+
+    What is asked for twice is fetched once; a failure is left to the reader who needs the data, who gets the error.
+    Threads start with the first request and never keep a process from ending. Knows nothing about what it fetches.
+    """
+
+    def __init__(self, fetch: Callable[[T], object], threads: int) -> None:
+        self._fetch = fetch
+        self._threads = min(threads, _MOST_THREADS)
+        self._lock = threading.Lock()
+        self._started = 0
+        #: Keys that are queued or being fetched.
+        self._underway: set[T] = set()
+        #: Keys in the order in which they will be needed; None ends a thread.
+        self._queue: SimpleQueue[T | None] = SimpleQueue()
+
+    def waiting(self) -> list[T]:
+        """Return the keys that are expected and not fetched yet."""
+        with self._lock:
+            return list(self._underway)
+
+    def expect(self, wanted: Iterable[T]) -> None:
+        """Queue keys that will be needed soon, except those queued or being fetched; start threads if needed."""
+        if not self._threads:
+            return
+        with self._lock:
+            # A key is under way from here until it is fetched or has failed, so no two threads fetch it.
+            new = [key for key in dict.fromkeys(wanted) if key not in self._underway]
+            self._underway.update(new)
+            while self._started < min(self._threads, len(self._underway)):
+                self._started += 1
+                threading.Thread(target=self._run, name="stoker-fetch", daemon=True).start()
+        for key in new:
+            self._queue.put(key)
+
+    def _run(self) -> None:
+        while (key := self._queue.get()) is not None:
+            # The reader that needs the data fetches it again, with retries, and gets the error.
+            with contextlib.suppress(StokerError, OSError):
+                self._fetch(key)
+            with self._lock:
+                self._underway.discard(key)
+
+    def close(self) -> None:
+        """Drop what is queued and let each thread end after its current fetch, without waiting for it.
+
+        A later `expect` starts new threads.
+        """
+        with self._lock:
+            with contextlib.suppress(Empty):
+                while True:
+                    self._queue.get_nowait()
+            self._underway.clear()
+            for _ in range(self._started):
+                self._queue.put(None)
+            self._started = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loader_server.coordinator.journal_lock import JournalLock, LockedError
+from loader_server.coordinator.journal import JournalLock, LockedError
 from tests.support.descriptors import open_descriptors
 
 

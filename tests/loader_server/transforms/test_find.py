@@ -1,14 +1,16 @@
-"""Finding transforms: their settings, what they depend on, and whether they draw."""
+"""Finding transforms: their settings and the files that these name, what they depend on, and whether they draw."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import pickle
 import subprocess
 import sys
 import textwrap
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader_server.own_code import own_code
+from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms import find, number, setting, transform
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.declare import BUILT_INS, built_in
@@ -23,6 +26,9 @@ from loader_server.transforms.find import find_transforms, settings_of_built_ins
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.wire.batch_layout import Field
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RAW = (Field(key="audio", dtype="float32", shape=(None,)),)
 
@@ -96,6 +102,32 @@ def packaged(sample, rng): pass
 
 @transform(packages=("no-such-package-at-all",))
 def lacking(sample, rng): pass
+"""
+
+NAMING_FILES = """
+from dataclasses import dataclass
+from pathlib import Path
+import numpy as np
+from loader_server.transforms import by_key, file, setting, transform, whole
+
+@dataclass(frozen=True, kw_only=True)
+class WordsSettings:
+    vocabulary: str = setting(file, "a word a line", default="")
+    others: tuple = setting(by_key(file), "the same, by key", default=())
+    most: int = setting(whole(1), "at most", default=9)
+
+@transform(
+    {"text": ("int32", None)}, lengths={"text": lambda lengths: lengths["text"]}, settings=WordsSettings, draws=False
+)
+class Words:
+    def __init__(self, settings):
+        self.settings = settings
+        named = {"text": settings.vocabulary, **dict(settings.others)}
+        self.words = {key: Path(path).read_text().split() for key, path in named.items() if path}
+
+    def __call__(self, sample, rng):
+        for key, words in self.words.items():
+            sample[key] = np.array([words.index(word) for word in sample[key].split()], np.int32)
 """
 
 
@@ -368,3 +400,80 @@ def test_a_declaration_that_is_refused_names_the_job_file_and_the_setting(tmp_pa
         find_transforms((f"{name}:wrong",), {}, "job.toml, [streams.train]")
     assert caught.value.where == f"job.toml, [streams.train], transforms, the declaration of {name}:wrong"
     assert "a dtype of" in caught.value.expected
+
+
+@pytest.fixture
+def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    module = f"named_{abs(hash(tmp_path.name))}"
+    (tmp_path / f"{module}.py").write_text(textwrap.dedent(NAMING_FILES))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "words.txt").write_text("zero one two")
+    return f"{module}:Words"
+
+
+def chain_of(name: str, base: Path, **settings: object) -> Chain:
+    return Chain.make((name,), {"Words": settings}, "job", (), FilePlaces(base))
+
+
+def numbers(chain: Chain, text: str = "two one") -> list[int]:
+    return chain.apply({"text": text}, seed=0, epoch=0, number=0)["text"].tolist()
+
+
+def test_a_file_is_looked_for_below_the_job_files_folder(name: str, tmp_path: Path) -> None:
+    assert numbers(chain_of(name, tmp_path, vocabulary="words.txt")) == [2, 1]
+    assert numbers(chain_of(name, tmp_path / "no folder", vocabulary=str(tmp_path / "words.txt"))) == [2, 1]
+    assert chain_of(name, tmp_path, vocabulary="words.txt").steps[0].call.settings.most == 9
+
+
+def test_a_process_that_gets_the_chain_finds_the_file_as_well(name: str, tmp_path: Path) -> None:
+    chain = chain_of(name, tmp_path, vocabulary="words.txt")
+    again = pickle.loads(pickle.dumps(chain))
+    assert numbers(again) == [2, 1]
+    assert again.recipe == chain.recipe
+
+
+def test_a_file_counts_by_its_content_and_not_by_its_name(name: str, tmp_path: Path) -> None:
+    first = chain_of(name, tmp_path, vocabulary="words.txt")
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "other.txt").write_text("zero one two")
+    copy = chain_of(name, tmp_path / "copy", vocabulary="other.txt")
+    assert (copy.recipe, copy.fingerprint, list(copy.shaping)) == (first.recipe, first.fingerprint, [*first.shaping])
+    (tmp_path / "words.txt").write_text("zero two one")
+    changed = chain_of(name, tmp_path, vocabulary="words.txt")
+    assert changed.recipe != first.recipe
+    assert changed.fingerprint != first.fingerprint
+    assert chain_of(name, tmp_path, vocabulary="words.txt", most=3).recipe != changed.recipe
+
+
+def test_a_file_that_changed_is_read_again_in_the_same_process(name: str, tmp_path: Path) -> None:
+    before = chain_of(name, tmp_path, vocabulary="words.txt")
+    (tmp_path / "words.txt").write_text("one two")
+    assert numbers(chain_of(name, tmp_path, vocabulary="words.txt")) == [1, 0]
+    assert numbers(before) == [2, 1]
+    assert (
+        chain_of(name, tmp_path, vocabulary="words.txt").steps[0].call
+        is chain_of(name, tmp_path, vocabulary="words.txt").steps[0].call
+    )
+
+
+def test_files_by_key_are_files_as_well(name: str, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("a b")
+    chain = chain_of(name, tmp_path, vocabulary="words.txt", others={"target": "more.txt"})
+    sample = chain.steps[0].call({"text": "one", "target": "b"}, np.random.default_rng()) or {}
+    assert sample == {}
+    assert chain.steps[0].call.words["target"] == ["a", "b"]
+    (tmp_path / "more.txt").write_text("b a")
+    assert chain_of(name, tmp_path, vocabulary="words.txt", others={"target": "more.txt"}).recipe != chain.recipe
+
+
+def test_a_file_that_is_not_there_is_named_with_the_remedy(name: str, tmp_path: Path) -> None:
+    said = (
+        rf"^job, {name}: expected a file that can be read, got No such file or directory: {tmp_path}/gone\.txt\. "
+        r"Mend its name, which is relative to the job file, or put the file there\.$"
+    )
+    with pytest.raises(SettingsError, match=said):
+        chain_of(name, tmp_path, vocabulary="gone.txt")
+    with pytest.raises(SettingsError, match=r"got Is a directory"):
+        chain_of(name, tmp_path, vocabulary=".")
+    with pytest.raises(SettingsError, match=r"gone2"):
+        chain_of(name, tmp_path, others={"a": "words.txt", "b": "gone2"})

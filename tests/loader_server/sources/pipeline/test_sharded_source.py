@@ -3,8 +3,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from loader_server.sources.pipeline import shard_reader
-from loader_server.sources.pipeline.shard_reader import ShardReader
+from loader_server.sources.pipeline import sharded_source
+from loader_server.sources.pipeline.sharded_source import ShardReader
 from shared.errors import DataError
 from shared.pipelines.element_values import ElementValue
 
@@ -42,8 +42,8 @@ def test_the_end_is_told_as_often_as_somebody_asks():
 
 
 def test_what_is_not_kept_is_made_again_from_the_beginning(monkeypatch, caplog):
-    monkeypatch.setattr(shard_reader, "_KEPT_BYTES", 24)
-    monkeypatch.setattr(shard_reader, "_WORTH_TELLING", 2)
+    monkeypatch.setattr(sharded_source, "_KEPT_BYTES", 24)
+    monkeypatch.setattr(sharded_source, "_WORTH_TELLING", 2)
     caplog.set_level("INFO")
     shard = Shard()
     assert [shard.ask(ordinal) for ordinal in (5, 3, 2)] == [5, 3, 2]

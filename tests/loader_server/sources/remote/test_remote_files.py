@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from loader_server.sources.remote.fetch_ahead import FetchAhead
+from loader_server.sources.remote.remote_files import FetchAhead
 from shared.errors import ReadError
 
 
