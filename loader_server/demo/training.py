@@ -8,30 +8,30 @@ catch.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from loader_server.demo.plan_audit import Audit, Step
 from shared.errors import StokerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from loader_server.demo.plan_audit import Settled
     from loader_server.demo.story import Story
     from loader_server.machine.child import Child
     from loader_server.machine.supervisor import Supervisor
     from loader_server.planning import Plan
 
-__all__ = ["Audit", "Epoch", "Settled", "Step", "Trainer", "TrainerError", "Training"]
+__all__ = ["Epoch", "Trainer", "TrainerError", "Training"]
 
 #: The seconds after which no epoch begins, so that the whole demo ends within three minutes.
 _TRAINING_S = 100.0
@@ -223,81 +223,3 @@ class _Killing:
             f"      {settled.batches} batches trained on {order}: lost {settled.lost}, repeated {settled.repeated}.",
             "green",
         )
-
-
-# --- what was trained on, compared with the plan ---
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The batch that one train step saw."""
-
-    tags: tuple[int, ...]
-    shape: tuple[int, int]
-    #: Cells of the bucketed key that hold data.
-    filled: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """The comparison of one epoch with its plan."""
-
-    batches: int
-    #: The planned samples that no step saw, and the times that steps saw a sample too often.
-    lost: int
-    repeated: int
-    in_plan_order: bool
-    padding: float
-
-
-class Audit:
-    """The demo's books: the steps of each epoch, and their comparison with the plan.
-
-    A step is known by the samples (tags) in its batch as the train step saw it; an epoch is compared with the plan's
-    own list, batch by batch and sample by sample, so that nothing lost or repeated can hide. Padding is a share of all
-    cells of the bucketed key, masked rows included.
-    """
-
-    def __init__(self) -> None:
-        self.shapes: set[tuple[int, int]] = set()
-        self.lost = self.repeated = 0
-        self._open: list[Step] = []
-        self._cells = self._filled = 0
-
-    @property
-    def steps(self) -> int:
-        """Return the number of steps of the current epoch so far."""
-        return len(self._open)
-
-    @property
-    def padding(self) -> float:
-        """Return the share of padding in all settled epochs."""
-        return _padding(self._cells, self._filled)
-
-    def add(self, step: Step) -> None:
-        """Count one more step of the current epoch."""
-        self._open.append(step)
-        self.shapes.add(step.shape)
-
-    def settle(self, planned: Sequence[Sequence[int]]) -> Settled:
-        """End the epoch and compare its steps with `planned`, the samples of each of its batches in order."""
-        steps, self._open = self._open, []
-        expected = Counter(tag for batch in planned for tag in batch)
-        seen = Counter(tag for step in steps for tag in step.tags)
-        cells, filled = sum(math.prod(step.shape) for step in steps), sum(step.filled for step in steps)
-        settled = Settled(
-            batches=len(steps),
-            lost=(expected - seen).total(),
-            repeated=(seen - expected).total(),
-            in_plan_order=[sorted(batch) for batch in planned] == [sorted(step.tags) for step in steps],
-            padding=_padding(cells, filled),
-        )
-        self.lost += settled.lost
-        self.repeated += settled.repeated
-        self._cells += cells
-        self._filled += filled
-        return settled
-
-
-def _padding(cells: int, filled: int) -> float:
-    return 1.0 - filled / cells if cells else 0.0

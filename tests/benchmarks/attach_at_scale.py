@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import Plan
-from loader_server.stream import PlanKeeper
 from tests.loader_server.planning.tables import RATES, log_normal, settings_of
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from loader_server.index.draft import locked
 from loader_server.index.request import LettersReport
 from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import write_synced
+from loader_server.plan_keeper import PlanKeeper
 from loader_server.sources.pipeline.element_check import FirstDigests
-from loader_server.stream import PlanKeeper
 from loader_server.transforms.characters import Characters, CharactersSettings, LetterCounter
 from shared.errors import SampleError, StokerError
 from shared.metrics.scrape_targets import TargetFile

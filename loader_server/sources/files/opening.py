@@ -3,26 +3,21 @@
 A file is known by its path as the job file has it, relative to `base`, or by its URL. Rules: nothing is opened before
 it is read; any thread may read; few files are open at a time. Errors about a file as such (absent, refused, cut short,
 not the indexed one) are worded here and in the room of remote files, the same for all sources. Knows no format.
-
-Names may have braces, as shells and WebDataset expand them: `shard-{0000..0099}.tar`, `{train,more}.tar`. Numbers keep
-their leading zeros; ranges may fall; several braces of a name are all combined, the last one fastest. Anything else
-stays as it is, and so do nested braces.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import cached_property
-from itertools import chain, islice, product
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import xxhash
 
+from loader_server.sources.files.braces import names_meant
 from loader_server.sources.files.file_facts import (
     HEAD_BYTES,
     CacheSettings,
@@ -44,13 +39,13 @@ from loader_server.sources.files.local import (
 from loader_server.sources.files.seen import SeenFiles, seen_files
 from loader_server.sources.remote.remote_files import RemoteFiles, RemotePath
 from loader_server.sources.remote.urls import is_url, joined, without_credentials
-from shared.errors import DataError, ReadError, SettingsError
+from shared.errors import DataError, ReadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["FileFacts", "Files", "changed", "names_meant"]
+__all__ = ["FileFacts", "Files", "changed"]
 
 T = TypeVar("T")
 
@@ -62,11 +57,6 @@ _STAMPED_AT_A_TIME = 1024
 _MOST_ASKED = 16
 #: The default folder and size of the cache of remote files.
 _CACHE_FOLDER, _CACHE_BYTES = ".stoker/remote", 32 * 2**30
-
-_BRACES = re.compile(r"\{([^{}]*(?:\.\.|,)[^{}]*)\}")
-_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(\d{1,18}))?")
-#: More names than this must be a typing error.
-_MOST_NAMES = 1_000_000
 
 
 class Files:
@@ -400,42 +390,3 @@ def _asked(ask: Callable[[str], T], urls: Sequence[str]) -> list[T]:
     """Return what `ask` returns for each URL, in order, asking several at a time; raise the first error."""
     with ThreadPoolExecutor(_MOST_ASKED) as pool:
         return list(pool.map(ask, urls))
-
-
-def names_meant(name: str) -> list[str]:
-    """Return all names that a name with braces stands for; a name without braces stands for itself.
-
-    Raise a SettingsError if there are more than a million.
-    """
-    pieces = _BRACES.split(name)
-    choices = [[piece] if place % 2 == 0 else _brace_choices(piece, name) for place, piece in enumerate(pieces)]
-    # Counted before the names are made: a few braces may stand for billions.
-    total = math.prod(map(len, choices))
-    if total > _MOST_NAMES:
-        raise _too_many_names(name, total)
-    return ["".join(combined) for combined in product(*choices)]
-
-
-def _brace_choices(within: str, name: str) -> list[str]:
-    """Return what the text within a pair of braces stands for; raise a SettingsError for too long a range."""
-    limits = _RANGE.fullmatch(within)
-    if limits is None:
-        return within.split(",") if "," in within else [f"{{{within}}}"]
-    first, last, step = int(limits[1]), int(limits[2]), max(int(limits[3] or 1), 1)
-    # Before the range becomes a list, which could take all memory.
-    if abs(last - first) // step >= _MOST_NAMES:
-        raise _too_many_names(name, abs(last - first) // step + 1)
-    numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
-    # As in bash, one limit with leading zeros is enough, and all names are as wide as the wider limit.
-    is_padded = any(re.match(r"-?0\d", text) for text in limits.groups()[:2])
-    width = max(len(limits[1]), len(limits[2])) if is_padded else 0
-    return [f"{number:0{width}}" for number in numbers]
-
-
-def _too_many_names(name: str, total: int) -> SettingsError:
-    return SettingsError(
-        expected=f"braces that stand for at most {_MOST_NAMES} names",
-        got=f"{total} of them",
-        where=name,
-        remedy="Mend `paths` of the stream, or name a folder or a pattern.",
-    )

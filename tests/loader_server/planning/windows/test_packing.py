@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader_server.building.places import PackedRows, write_marks
+from loader_server.building.packed_rows import PackedRows, write_marks
 from loader_server.planning.windows.packing import best_fit
 from shared.errors import SettingsError
 from tests.loader_server.planning.tables import batches_of, log_normal, plan_of

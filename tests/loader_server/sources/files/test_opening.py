@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from loader_server.sources.files import opening as module
-from loader_server.sources.files.opening import Files, names_meant
-from shared.errors import DataError, ReadError, SettingsError
+from loader_server.sources.files.opening import Files
+from shared.errors import DataError, ReadError
 
 
 def open_files(folder: Path) -> int:
@@ -169,28 +169,3 @@ def test_a_file_of_ones_own_is_the_indexed_one_or_an_error(files: Files, tmp_pat
     (tmp_path / "a.txt").unlink()
     with pytest.raises(FileNotFoundError):
         files.whole("a.txt", facts)
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("a.tar", ["a.tar"]),
-        ("a-{008..011}.tar", ["a-008.tar", "a-009.tar", "a-010.tar", "a-011.tar"]),
-        ("a-{0..10..5}.tar", ["a-0.tar", "a-5.tar", "a-10.tar"]),
-        ("a-{2..0}", ["a-2", "a-1", "a-0"]),
-        ("a-{3..3}", ["a-3"]),
-        ("{a,bc,}.tar", ["a.tar", "bc.tar", ".tar"]),
-        ("s3://b/{x,y}/{0..1}.tar", ["s3://b/x/0.tar", "s3://b/x/1.tar", "s3://b/y/0.tar", "s3://b/y/1.tar"]),
-        ("a{1}.tar", ["a{1}.tar"]),
-        ("a{b..c}.tar", ["a{b..c}.tar"]),
-        ("a{}{", ["a{}{"]),
-    ],
-)
-def test_a_name_stands_for_all_that_are_meant(name: str, meant: list[str]) -> None:
-    assert names_meant(name) == meant
-
-
-@pytest.mark.parametrize("name", ["{0..99999999999}", "{0..999}{0..999}{0..9}"])
-def test_a_slip_of_the_pen_is_refused(name: str) -> None:
-    with pytest.raises(SettingsError, match=r"expected braces that stand for at most 1000000 names, got \d+ of them"):
-        names_meant(name)

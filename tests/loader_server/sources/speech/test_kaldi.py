@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from loader_server.sources.speech import kaldi_features
-from loader_server.sources.speech.kaldi_features import ark_header, ark_values
+from loader_server.sources.speech.kaldi_ark import ark_header, ark_values
 from loader_server.sources.speech.kaldi_folder import KaldiTable
 from shared.errors import DataError, ReadError
 from tests.loader_server.sources.speech.kaldi_data import RATE, features, table, write_features, write_recordings

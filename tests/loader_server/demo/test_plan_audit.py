@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loader_server.demo.training import Audit, Step
+from loader_server.demo.plan_audit import Audit, Step
 
 PLANNED = [[3, 1], [2, 5], [4]]
 
