@@ -41,7 +41,7 @@ def _shapes(value: object) -> Shapes:
         return "auto" if value == "auto" else "none"
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 256:
         return value
-    if isinstance(value, list) and value:
+    if isinstance(value, list) and value and not any(isinstance(length, bool) for length in value):
         return tuple(map(_boundary, value))
     raise SettingsError(
         expected='"auto", "none", a number of shapes from 1 to 256, or a list of lengths',
@@ -106,7 +106,8 @@ def _sub_buckets(value: object) -> Mapping[str, int]:
 
 def _weights(value: object) -> tuple[float, ...]:
     """Return one weight a source; raise SettingsError unless all are numbers above 0."""
-    if isinstance(value, list) and all(isinstance(weight, int | float) and weight > 0 for weight in value):
+    # By type and not isinstance, as a bool is an int in Python, and `weights = [true]` a mistake.
+    if isinstance(value, list) and all(type(weight) in {int, float} and weight > 0 for weight in value):
         return tuple(map(float, value))
     raise SettingsError(
         expected="a list of numbers above 0", got=repr(value), where="weights", remedy="Write weights = [3, 1]."

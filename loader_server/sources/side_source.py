@@ -7,6 +7,7 @@ by its content: the columns that make an index's fingerprint.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -83,14 +84,15 @@ class SideSource:
 
 def side_source(value: object) -> SideSource:
     """Return the side source that a table configures; raise a SettingsError if the value is not such a table."""
-    if not isinstance(value, dict) or not isinstance(value.get("source"), str):
-        raise SettingsError(
-            expected="a table with a source and its settings",
-            got=repr(value),
-            where="recordings",
-            remedy='Write for instance { source = "manifest", paths = ["noises.csv"] }.',
-        )
-    return SideSource(json.dumps(value, sort_keys=True))
+    with contextlib.suppress(TypeError):  # json has no dates, which TOML has
+        if isinstance(value, dict) and isinstance(value.get("source"), str):
+            return SideSource(json.dumps(value, sort_keys=True))
+    raise SettingsError(
+        expected="a table with a source and its settings",
+        got=repr(value),
+        where="recordings",
+        remedy='Write for instance { source = "manifest", paths = ["noises.csv"] }.',
+    )
 
 
 def _spec(table: Mapping[str, Any], places: FilePlaces, where: str) -> SourceSpec:

@@ -74,13 +74,26 @@ class Wires:
     # --- for the thread ---
 
     def open(self) -> None:
-        """Make the context and the poller, and connect to the coordinator."""
+        """Make the context and the poller, and connect to the coordinator.
+
+        Raise a SettingsError if nothing can be connected to its address; nothing stays open then.
+        """
         settings = self._settings
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.max_sockets = _MOST_SOCKETS
         self._poller = zmq.Poller()
         self._poller.register(self.waker.fileno(), zmq.POLLIN)
-        self.coordinator = CoordinatorClient(self._context, settings.endpoint, settings.coordinator_keys)
+        try:
+            self.coordinator = CoordinatorClient(self._context, settings.endpoint, settings.coordinator_keys)
+        except BaseException as error:  # re-raised: nobody closes what was never open
+            self._context.term()
+            self.waker.close()
+            if isinstance(error, zmq.ZMQError):
+                raise SettingsError(
+                    expected="an address that can be connected to", got=str(error), where="endpoint",
+                    remedy="Correct the endpoint: tcp://HOST:PORT.",
+                ) from error  # fmt: skip
+            raise
         self._polled = self.coordinator.socket
         self._poller.register(self._polled, zmq.POLLIN)
 
@@ -136,8 +149,12 @@ def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
 
     An error in a turn stops the feed, so that it is raised in the consumer; the wires are closed in any case.
     """
-    wires.open()
     pause_ms = 0
+    try:
+        wires.open()
+    except BaseException as error:  # as below: a thread that dies in silence lets the consumer wait for its timeout
+        _fail(held, error)
+        return
     try:
         while not wires.is_over:
             ready = wires.wait(pause_ms)
@@ -150,11 +167,15 @@ def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
             del receiver
         wires.leave()
     except BaseException as error:  # it would end in the thread: the consumer has to raise it
-        receiver = held()
-        if receiver is not None:
-            receiver.fail(error)
+        _fail(held, error)
     finally:
         wires.close()
+
+
+def _fail(held: weakref.ref[TakesTurns], error: BaseException) -> None:
+    receiver = held()
+    if receiver is not None:
+        receiver.fail(error)
 
 
 # --- forked children ---

@@ -53,8 +53,8 @@ class ArrayColumn:
 def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> list[ArrayColumn]:
     """Return the columns of the wanted keys, or of all keys if none is named.
 
-    Raise a DataError if a file is broken or holds pickles, if a key is missing or there twice, or if columns differ in
-    length, have no usable dtype, or have offsets that do not fit their values.
+    Raise a DataError if there is no array, if a file is broken or holds pickles, if a key is missing or there twice, or
+    if columns differ in length, have no usable dtype, or have offsets that do not fit their values.
     """
     arrays: dict[str, NDArray[Any]] = {}
     for path in paths:
@@ -63,6 +63,8 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
                 raise _unusable(files.where(path), f'one array "{name}"', "another one", "Keys are called like arrays.")
             arrays[name] = array
     where = ", ".join(map(files.where, paths[:_MOST_NAMED]))
+    if not arrays:
+        raise _unusable(where, "at least one array", "none", "Write the file again, with numpy.savez.")
     columns = {column.key: column for column in _paired(arrays, where)}
     chosen = selected(columns, wanted, "an array", where, "Mend `keys`.")
     for column in chosen:

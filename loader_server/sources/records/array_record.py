@@ -58,10 +58,11 @@ class ArrayRecordSource(FilesOfExamplesSource):
     def _first_records(self) -> Iterator[bytes]:
         """Yield the readable records of all files in order; raise a DataError if a file is not whole."""
         for path in self._paths:
-            for number in range(self._opened[path].count):
+            opened = self._opened[path]
+            for number in range(opened.count):
                 # A corrupted record says nothing about the features; it becomes a bad row when its piece is probed.
                 with contextlib.suppress(ReadError):
-                    yield self._opened[path].read(number)
+                    yield opened.read(number)
 
     # --- while an index is made ---
 
@@ -82,10 +83,12 @@ class ArrayRecordSource(FilesOfExamplesSource):
     def probe(self, piece: RecordPiece) -> Found:
         """Read and parse the records of a piece; corrupted or unusable ones become bad rows."""
         where = self.files.where(piece.path)
+        # Fetched before any record is read: a store that cannot be reached says nothing about the records.
+        opened = self._opened[piece.path]
         good, bad = list[list[int]](), dict[int, BadRow]()
         for row, number in enumerate(range(piece.start, piece.start + piece.rows), piece.row):
             try:
-                raw = self._opened[piece.path].read(number)
+                raw = opened.read(number)
                 good.append([row, piece.file, number, signed_digest(raw), *self._decoder.look(raw, where)])
             except (ReadError, SampleError) as error:
                 # A ReadError, unlike a SampleError, has no reason word of its own.

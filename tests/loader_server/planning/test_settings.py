@@ -39,6 +39,8 @@ def test_seconds_of_a_key_without_time_are_refused_with_what_to_write():
         ({"limits": {"txt": "4 characters"}}, '"text"'),
         ({"limits": 4}, "a table of keys"),
         ({"weights": [0]}, "above 0"),
+        ({"weights": [True]}, "above 0"),
+        ({"shapes": [True]}, "a list of lengths"),
         ({"cycle": [1]}, "true or false"),
         ({"budget": "0 frames"}, "Raise the budget"),
     ],

@@ -1,5 +1,7 @@
 """A source that a transform draws from: its content counts, and every row of it has to be good."""
 
+import datetime
+
 import numpy as np
 import pytest
 import soundfile
@@ -87,3 +89,8 @@ def test_its_remote_files_are_kept_and_counted_where_those_of_the_job_are(folder
     cache = CacheSettings(folder=tmp_path_factory.mktemp("kept"), bytes=2**30)
     source = side_source(TABLE).at(FilePlaces(folder, cache)).open("noise")
     assert source.files.cache is cache
+
+
+def test_a_date_in_the_table_is_refused_in_words() -> None:
+    with pytest.raises(SettingsError, match="expected a table with a source and its settings, got .*datetime"):
+        side_source({"source": "manifest", "since": datetime.date(2026, 1, 1)})

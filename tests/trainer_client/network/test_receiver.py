@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import LostError, ProtocolError, RefusedError
+import trainer_client
+from shared.errors import LostError, ProtocolError, RefusedError, SettingsError
 from shared.wire import messages as m
 from shared.wire.message_parts import Cursor
 from tests.support.ends import Ends
@@ -84,6 +85,14 @@ def test_a_coordinator_that_does_not_answer(ends):
         f"{ends.endpoint}: expected a coordinator that answers within 0.2 s, got counting batches. Start the loaders "
         "(`loader-server run job.toml`), correct the endpoint, or allow more time with connect_timeout_s."
     )
+
+
+def test_an_address_that_nothing_can_be_connected_to_is_refused_at_once():
+    """The receive thread cannot even make its socket, and must not leave the caller to its timeout."""
+    began_s = time.monotonic()
+    with pytest.raises(SettingsError, match="expected an address that can be connected to, got Invalid argument"):
+        trainer_client.connect("tcp://no such host:7400", connect_timeout_s=30)
+    assert time.monotonic() - began_s < 10
 
 
 def test_that_no_coordinator_answers_is_said_long_before_patience_ends(ends, caplog, monkeypatch):

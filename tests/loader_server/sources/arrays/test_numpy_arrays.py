@@ -169,6 +169,12 @@ def test_an_archive_that_is_damaged_inside_is_refused(tmp_path: Path) -> None:
         indexed(tmp_path, paths=("a.npz",))
 
 
+def test_an_archive_without_arrays_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "none.npz")
+    with pytest.raises(DataError, match=r"none\.npz: expected at least one array, got none"):
+        indexed(tmp_path, paths=("none.npz",))
+
+
 def test_an_unknown_key_and_a_name_twice_are_refused(tmp_path: Path) -> None:
     saved(tmp_path, **RAGGED)
     with pytest.raises(DataError, match='expected an array "tokens", got "values"'):

@@ -113,3 +113,16 @@ def test_a_record_keeps_its_identity_while_others_come_and_go(tmp_path: Path) ->
     known = before.identity(1)
     assert known != before.identity(0)
     assert indexed(tmp_path, [spoken(5), spoken(6), spoken(1)])[0].identity(2) == known
+
+
+def test_a_file_in_a_store_that_cannot_be_reached_makes_no_bad_row(tmp_path: Path) -> None:
+    source, _ = indexed(tmp_path, [spoken(0), spoken(1)])
+    piece = next(iter(source.survey().pieces(2)))
+
+    class Unreachable(dict[str, Any]):
+        def __missing__(self, path: str) -> Any:
+            raise ReadError(expected="an answer", got="none", where=path, remedy="Try again.")
+
+    source._opened = Unreachable()  # type: ignore[assignment]
+    with pytest.raises(ReadError):
+        source.probe(piece)
