@@ -162,7 +162,8 @@ def bind_sealed_router(
 def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
     """Return a ROUTER with a server's options, not yet bound."""
     router = context.socket(zmq.ROUTER)
-    _set_options(router, endpoint, _SERVER)
+    with _close_on_failure(router):
+        _set_options(router, endpoint, _SERVER)
     return router
 
 

@@ -1,6 +1,6 @@
 """A source that a transform draws from: its content counts, and every row of it has to be good."""
 
-import datetime
+import datetime as dt
 
 import numpy as np
 import pytest
@@ -92,5 +92,5 @@ def test_its_remote_files_are_kept_and_counted_where_those_of_the_job_are(folder
 
 
 def test_a_date_in_the_table_is_refused_in_words() -> None:
-    with pytest.raises(SettingsError, match="expected a table with a source and its settings, got .*datetime"):
-        side_source({"source": "manifest", "since": datetime.date(2026, 1, 1)})
+    with pytest.raises(SettingsError, match=r"expected a table with a source and its settings, got .*datetime"):
+        side_source({"source": "manifest", "since": dt.date(2026, 1, 1)})
