@@ -113,18 +113,17 @@ class Bundle:
         self._job = job
         self._descriptors: dict[str, int] = {}
         try:
-            files = tuple(self._open(name, path) for name, path in bundle_files(job))
-        except BaseException:  # nobody else closes the files that are open
+            self.manifest = Manifest(
+                job=job.settings.name,
+                folder=str(job.base),
+                limit=job.settings.bundle_bytes,
+                files=tuple(self._open(name, path) for name, path in bundle_files(job)),
+                named={path: name for name, path in _named(job).items()},
+                indexes={_name_of(job, folder): read_meta(folder).fingerprint for folder in _index_folders(job)},
+            )
+        except BaseException:  # nobody else closes the files that are open, also if an index vanishes meanwhile
             self.close()
             raise
-        self.manifest = Manifest(
-            job=job.settings.name,
-            folder=str(job.base),
-            limit=job.settings.bundle_bytes,
-            files=files,
-            named={path: name for name, path in _named(job).items()},
-            indexes={_name_of(job, folder): read_meta(folder).fingerprint for folder in _index_folders(job)},
-        )
 
     def add_graph(self, name: str) -> None:
         """Add a graph that runs now; all other files stay as they were hashed."""

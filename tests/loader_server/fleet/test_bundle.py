@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 
 from loader_server.commands.index import index_missing
 from loader_server.commands.statistics import make_statistics
+from loader_server.fleet import bundle
 from loader_server.fleet.bundle import Bundle, BundleKeeper, bundle_files, bundle_nbytes
 from loader_server.fleet.manifest import Manifest
 from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import write_graph
+from shared.errors import DataError
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from tests.loader_server.fleet.bundles import PIECE
 from tests.loader_server.machine.test_graph_files import meta
+from tests.support.descriptors import open_descriptors
 from tests.support.loaders import wait_until, write_job
 
 if TYPE_CHECKING:
@@ -67,6 +70,19 @@ def test_all_pieces_together_are_the_manifest_and_the_files(job: JobFile) -> Non
     assert manifest.named == {"./sums/mean.json": "files/0.json"}
     assert manifest.folder == str(job.base)
     bundle.close()
+
+
+def test_an_index_that_vanishes_after_it_was_hashed_leaves_no_file_open(
+    job: JobFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(folder: Path) -> None:
+        raise DataError(expected="an index", got="none", where=str(folder), remedy="Run loader-server index.")
+
+    monkeypatch.setattr(bundle, "read_meta", gone)
+    before = open_descriptors()
+    with pytest.raises(DataError):
+        Bundle(job)
+    assert open_descriptors() == before
 
 
 def test_an_index_that_is_removed_meanwhile_is_still_given(job: JobFile) -> None:
