@@ -14,6 +14,7 @@ from loader_server.commands.statistics import make_statistics
 from loader_server.fleet import bundle
 from loader_server.fleet.bundle import Bundle, BundleKeeper, bundle_files, bundle_nbytes
 from loader_server.fleet.manifest import Manifest
+from loader_server.index.folder import read_meta
 from loader_server.job_file import JobFile
 from loader_server.machine.graph_files import write_graph
 from shared.errors import DataError
@@ -26,6 +27,8 @@ from tests.support.loaders import wait_until, write_job
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from loader_server.index.folder import Meta
 
 
 @pytest.fixture
@@ -75,11 +78,14 @@ def test_all_pieces_together_are_the_manifest_and_the_files(job: JobFile) -> Non
 def test_an_index_that_vanishes_after_it_was_hashed_leaves_no_file_open(
     job: JobFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(folder: Path) -> None:
-        raise DataError(expected="an index", got="none", where=str(folder), remedy="Run loader-server index.")
+    before, hashed = open_descriptors(), len(dict(bundle_files(job)))
 
-    monkeypatch.setattr(bundle, "read_meta", gone)
-    before = open_descriptors()
+    def vanishing(folder: Path) -> Meta:
+        if len(open_descriptors() - before) >= hashed:
+            raise DataError(expected="an index", got="none", where=str(folder), remedy="Run loader-server index.")
+        return read_meta(folder)
+
+    monkeypatch.setattr(bundle, "read_meta", vanishing)
     with pytest.raises(DataError):
         Bundle(job)
     assert open_descriptors() == before
