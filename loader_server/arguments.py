@@ -68,7 +68,7 @@ class Command:
 
 
 def _whole(text: str) -> int:
-    """Return a number from 1 to a million; raise argparse's error for any other text."""
+    """Return a number from 1 to a million; raise argparse's error for another number, ValueError for other text."""
     number = int(text)
     if not 1 <= number <= 1_000_000:
         raise argparse.ArgumentTypeError(f"expected a number from 1 to 1000000, got {text}")
@@ -76,7 +76,7 @@ def _whole(text: str) -> int:
 
 
 def _number(text: str) -> int:
-    """Return a number from 0 on; raise argparse's error for any other text."""
+    """Return a number from 0 to below 2**31; raise argparse's error for another number, ValueError for other text."""
     number = int(text)
     if not 0 <= number < 2**31:
         raise argparse.ArgumentTypeError(f"expected a number from 0 on, got {text}")
@@ -372,14 +372,18 @@ COMMANDS = {
 
 
 def advertise_arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the arguments for a machine's processes: they advertise its host, each with its own port."""
+    """Return the arguments for a machine's processes: they advertise its host, each with its own port.
+
+    Return none if the options name no host to advertise.
+    """
     return ("--advertise", options.advertise) if options.advertise else ()
 
 
 def metrics_listening(options: argparse.Namespace) -> Listening:
-    """Return where metrics are served according to these options.
+    """Return where metrics are served according to these options; on loopback if they name no address.
 
-    Raises SettingsError if they name no address, or one beyond loopback without a token.
+    Raise SettingsError if the address or the token is malformed, or if anybody could read metrics from another machine:
+    beyond loopback without a token or `--insecure`.
     """
     from shared.metrics.listening import listening_of
 
@@ -388,7 +392,11 @@ def metrics_listening(options: argparse.Namespace) -> Listening:
 
 
 def metrics_arguments(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the metrics arguments for a machine's processes, each of which has a port of its own."""
+    """Return the metrics arguments for a machine's processes, each of which has a port of its own.
+
+    Leave out those that the options do not name. Raise SettingsError if the address to listen at is malformed, or lies
+    beyond loopback without a token or `--insecure`.
+    """
     from shared.metrics.listening import bracketed
 
     listen = ("--metrics-listen", bracketed(metrics_listening(options).host)) if options.metrics_listen else ()

@@ -40,7 +40,10 @@ __all__ = ["be_nursery", "main", "make_key_folder", "run_coordinator", "run_demo
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command, and end the process."""
+    """Run the command that the arguments name (None: those of the process), and end the process with its exit code.
+
+    Errors of ours and refusals of the system are printed; other exceptions are raised.
+    """
     # Each process is meant to use one core. numpy reads this when it is loaded, so it has to be set before.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     words = sys.argv[1:] if arguments is None else arguments
@@ -64,7 +67,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
 def _run(command: Command, options: argparse.Namespace) -> int:
     """Import the function that runs a command, call it, and return its exit code.
 
-    A process of a job ends with its parent, and reports the error that ends it to its parent as well.
+    A process of a job ends with its parent, and reports the error that ends it to its parent as well. Raise what
+    importing and running raise, or SystemExit if the parent has ended already, or the last process has printed the same
+    error.
     """
     # Before the slow imports: if the parent is killed meanwhile, nobody else would end this process.
     if getattr(options, "parent", 0):
@@ -122,7 +127,10 @@ def _import_for_children(*services: str) -> None:
 
 
 def be_nursery(socket_fd: int, owner_pid: int) -> None:
-    """Be the successor of a supervisor's nursery that has died, until the supervisor ends; then end this process."""
+    """Be the successor of a supervisor's nursery that has died, until the supervisor ends; then end this process.
+
+    Raise SystemExit if the supervisor has ended already.
+    """
     from loader_server.machine.nursery import serve_owner
     from loader_server.machine.processes import end_with_parent
 
@@ -133,7 +141,10 @@ def be_nursery(socket_fd: int, owner_pid: int) -> None:
 
 
 def _be_forked(arguments: Sequence[str]) -> None:
-    """Run what a child of the nursery is for: a command, or trials for a worker."""
+    """Run what a child of the nursery is for: trials for a worker, or a command, which ends the process.
+
+    A worker raises its OOM score first. Trials raise SystemExit if their parent has ended.
+    """
     from loader_server.building.crash_trial import TRIAL, serve_trials
 
     if arguments[0] == "worker":
@@ -150,7 +161,7 @@ def _be_forked(arguments: Sequence[str]) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Play the demo, and return its exit code."""
+    """Play the demo, and return its exit code; raise what keeps it from being played to the end."""
     with contextlib.closing(_open_nursery("coordinator", "worker")) as nursery:
         from loader_server.demo.acts import run
 
@@ -160,7 +171,8 @@ def run_demo(options: argparse.Namespace) -> int:
 def run_machine(options: argparse.Namespace) -> int:
     """Serve jobs until told to end, with a coordinator for each and the machine's workers; return the exit code.
 
-    Raises MachineError if the system has no room for a process, and what else keeps the first jobs from being served.
+    Raise MachineError if the system has no room for a process or its limits are too small, and what else keeps the
+    first jobs from being served. An error that a child has printed already only sets the exit code.
     """
     refuse_small_limits()
     # The nursery first: a process with threads may hang when it forks, and fetching a bundle starts libzmq's threads.
@@ -169,7 +181,10 @@ def run_machine(options: argparse.Namespace) -> int:
 
 
 def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib.ExitStack) -> int:
-    """Run a supervisor until it has to end; raise what keeps a job from being served, unless a child printed it."""
+    """Run a supervisor until it has to end, and return the exit code.
+
+    Raise what keeps a job from being served; if a child printed it already, return its exit code instead.
+    """
     from loader_server.commands import machine_jobs
     from loader_server.machine.free_room import granted_cores
     from loader_server.machine.machine_probes import serve_probes
@@ -201,7 +216,11 @@ def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib
 
 
 def run_coordinator(options: argparse.Namespace) -> int:
-    """Serve as a job's coordinator until told to end, and return the exit code."""
+    """Serve as a job's coordinator until told to end, and return the exit code.
+
+    Raise MachineError if this process's limits are too small, SettingsError for a mistake in the job file, keys or
+    endpoint, DataError if data cannot be opened, or HeldError if another process serves the job.
+    """
     refuse_small_limits()
     with quick_import():
         from loader_server import metrics
@@ -236,7 +255,10 @@ def run_coordinator(options: argparse.Namespace) -> int:
 
 
 def run_worker(options: argparse.Namespace) -> int:
-    """Serve as a worker until told to end, and return the exit code."""
+    """Serve as a worker until told to end, and return the exit code.
+
+    Raise MachineError if this process's limits are too small, or another StokerError for what keeps it from serving.
+    """
     refuse_small_limits()
     from loader_server.machine.asking import Asker
 

@@ -36,7 +36,10 @@ def metadata_field(distribution: importlib.metadata.Distribution, key: str) -> s
 
 
 def processor_features() -> str:
-    """Return what decides which loops numpy and BLAS use (processor and environment); others may round differently."""
+    """Return what decides which loops numpy and BLAS use (processor and environment); others may round differently.
+
+    It is a text of words. Features are left out if the system does not list them.
+    """
     forced = [f"{name}={os.environ[name]}" for name in _LOOPS_BY_NAME if os.environ.get(name)]
     try:
         lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()

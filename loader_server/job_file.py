@@ -64,7 +64,9 @@ class StreamRecipe:
     def chain(self, raw: tuple[Field, ...], before: str = "") -> Chain:
         """Return the chain of transforms over raw samples of these fields, or only those before the transform `before`.
 
-        Raise a SettingsError if recordings are cut and a transform declares no outputs.
+        Raise a SettingsError if recordings are cut and a transform declares no outputs, or if names, settings, fields
+        or declarations of transforms do not fit; raise a DataError if a source of recordings that a setting names
+        cannot be used.
         """
         names, tables = self.settings.transforms, self.tables
         if before:
@@ -91,7 +93,10 @@ class Recipes(Mapping[str, StreamRecipe]):
                 self._read[name] = error
 
     def __getitem__(self, name: str) -> StreamRecipe:
-        """Return the stream's recipe, or raise the error that says which package it needs."""
+        """Return the stream's recipe; raise a MissingLibraryError if its source needs a package that is not installed.
+
+        Raise a KeyError if the job has no such stream.
+        """
         recipe = self._read[name]
         if isinstance(recipe, MissingLibraryError):
             raise recipe
@@ -135,18 +140,24 @@ class JobFile(JobFolder):
 
     @property
     def payload_encoding(self) -> PayloadEncoding:
-        """Return how batches are encoded when they go by TCP."""
+        """Return how batches are encoded when they go by TCP: how float32 is sent, and the compression."""
         return PayloadEncoding(float32=self.settings.float32, compression=self.settings.compression)
 
     @cached_property
     def cache(self) -> CacheSettings:
-        """Return the cache of remote files, whose size limit is one for the whole job."""
+        """Return folder and size limit of the cache of remote files, which the whole job shares.
+
+        Without a setting it is the folder `remote` in the state folder of all jobs.
+        """
         folder = self.settings.remote_cache or f"{self.settings.state}/remote"
         return CacheSettings(folder=self.base / folder, bytes=self.settings.remote_cache_bytes)
 
     @property
     def feature_cache(self) -> CacheSettings:
-        """Return the cache of built samples."""
+        """Return folder and size limit of the cache of built samples.
+
+        Without a setting it is the folder `features` in the state folder of all jobs.
+        """
         folder = self.settings.feature_cache or f"{self.settings.state}/features"
         return CacheSettings(folder=self.base / folder, bytes=self.settings.feature_cache_bytes)
 
@@ -158,7 +169,8 @@ class JobFile(JobFolder):
     def make_importable(self) -> None:
         """Put the job file's folder on sys.path, before the current folder, so that it can name modules beside it.
 
-        On a host that joined, the folder of fetched modules comes before both.
+        On a host that joined, the folder of fetched modules comes before both. A folder that is there already is not
+        moved.
         """
         fetched = [self.joined.code] if self.joined is not None and self.joined.code else []
         # Each is put in front of those before it, so the last one is searched first.
@@ -181,7 +193,10 @@ class JobFile(JobFolder):
         return (self.state if name in self.accepting else self.index_root) / f"index-{name}"
 
     def index_folders(self, recipe: StreamRecipe) -> list[Path]:
-        """Return the folder of the index of each of a stream's sources, in their order."""
+        """Return the folder of the index of each of a stream's sources, in their order.
+
+        A single source's is the folder of the stream's index itself, those of several are below it.
+        """
         folder = self.index_folder(recipe.name)
         if len(recipe.sources) == 1:
             return [folder]
@@ -189,7 +204,7 @@ class JobFile(JobFolder):
 
     @property
     def accepting(self) -> tuple[str, ...]:
-        """Return the streams whose graphs trainers send."""
+        """Return the streams whose graphs trainers send, without those whose packages are not installed."""
         return tuple(name for name, recipe in self.recipes.readable() if recipe.sent)
 
     def graph_path(self, name: str) -> Path:
@@ -197,20 +212,26 @@ class JobFile(JobFolder):
         return self.recipes[name].sources[0].of_job.graph
 
     def is_awaited(self, name: str) -> bool:
-        """Return whether a trainer still has to send the stream's graph."""
+        """Return whether a trainer still has to send the stream's graph; False for a stream that needs none."""
         return name in self.accepting and not self.graph_path(name).exists()
 
     def is_there(self, name: str) -> bool:
-        """Return whether the stream can be opened now: not one whose graph is awaited or not indexed yet."""
+        """Return whether the stream can be opened now: not if its graph is awaited or not indexed yet.
+
+        A stream whose graph no trainer sends always counts as there, even without an index.
+        """
         return name not in self.accepting or (self.graph_path(name).exists() and self.is_indexed(name))
 
     def versions_of_sent(self) -> dict[str, str]:
-        """Return the versions that shape the batches of streams whose graphs trainers send, by stream."""
+        """Return the versions that shape the batches of streams whose graphs trainers send, as a string by stream."""
         specs = {name: self.recipes[name].sources[0] for name in self.accepting}
         return {name: repr(sorted(spec.make().versions.items())) for name, spec in specs.items()}
 
     def is_indexed(self, name: str) -> bool:
-        """Return whether each of a stream's sources has an index."""
+        """Return whether each of a stream's sources has an index, of whatever data and settings.
+
+        Raise a MissingLibraryError if the stream needs a package that is not installed.
+        """
         return all((folder / "meta.json").exists() for folder in self.index_folders(self.recipes[name]))
 
     def _recipe(self, name: str) -> StreamRecipe:
@@ -248,7 +269,8 @@ class JobFile(JobFolder):
     ) -> tuple[SourceSpec, ...]:
         """Return the stream's one source, whose settings were read already, or each of several.
 
-        Raises SettingsError if one of several makes whole batches, or has a mistake in its settings.
+        Raise SettingsError if one of several makes whole batches, is unknown or cannot be imported, or has a mistake in
+        its settings.
         """
         if not settings.sources:
             return (self._spec(settings.source, of_source[0], where, of_job),)
@@ -291,7 +313,10 @@ class JobFile(JobFolder):
 
 
 def read_job(path: str | Path) -> JobFile:
-    """Return a job file, and let it name modules that lie beside it."""
+    """Return a job file, and let it name modules that lie beside it.
+
+    Raise SettingsError if the file cannot be read, or for a mistake in it.
+    """
     job = JobFile(path)
     job.make_importable()
     return job
@@ -302,7 +327,7 @@ _NAMED_OBJECT = re.compile(r"\w+(\.\w+)*:\w+")
 
 
 def _words_in(value: object) -> Iterator[str]:
-    """Yield all strings in nested tables and lists."""
+    """Yield all strings among the values of nested tables and lists; keys are left out."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -311,7 +336,7 @@ def _words_in(value: object) -> Iterator[str]:
 
 
 def _names_of_code(job: Job) -> list[str]:
-    """Return all names that the streams give as sources and pipelines, right or wrong."""
+    """Return all names that the streams give as sources and pipelines, right or wrong; "None" for each left out."""
     # Nothing is checked yet, so there may be a value of any type in any place.
     mixtures = (table.get("sources") for table in job.streams.values())
     sources = (source for mixture in mixtures if isinstance(mixture, list) for source in mixture)
@@ -329,7 +354,10 @@ def _names_in(*classes: type[Any]) -> set[str]:
 
 
 def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> None:
-    """Raise a SettingsError for settings about batching samples if the source makes whole batches."""
+    """Raise a SettingsError for settings about samples and their batches if the source makes whole batches.
+
+    Settings of that name that the source has itself, as `own` lists them, are allowed.
+    """
     planning = {"length", "transforms", "filter"} | _names_in(ChunkSettings, PlanSettings)
     for key in sorted(table.keys() & planning - _names_in(own)):
         raise SettingsError(
@@ -341,7 +369,10 @@ def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> No
 
 
 def _divided(table: Mapping[str, Any], own: set[str]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    """Return a stream's own settings, the tables of its transforms, and the names that such tables may have."""
+    """Return a stream's own settings, the tables of its transforms, and the names that such tables may have.
+
+    Every table that is not an own setting counts as a transform's, even under an unknown name.
+    """
     # A key of our own settings is never a transform's table, even if a transform has the same name.
     named = tuple(sorted(_named_transforms(table) - own))
     tables = {key: table[key] for key in table if key not in own and (isinstance(table[key], dict) or key in named)}
@@ -366,7 +397,10 @@ def _named_transforms(table: Mapping[str, Any]) -> set[str]:
 
 
 def _refuse_changing(plan: PlanSettings, where: str) -> None:
-    """Raise a SettingsError for settings of later epochs in an evaluation stream, which repeats one epoch."""
+    """Raise a SettingsError if an evaluation stream, which repeats one epoch, has settings of later epochs.
+
+    These are `epoch_parts` above 1, and a `max_length` for each of several epochs.
+    """
     if plan.epoch_parts > 1:
         raise SettingsError(
             expected="an evaluation stream without parts, as it gives the same epoch each time",

@@ -46,7 +46,10 @@ class JobFolder:
             self._refuse_no_folder(name)
 
     def _refuse_no_folder(self, name: str) -> None:
-        """Raise a SettingsError if a folder neither exists nor can be made, for instance below a file."""
+        """Raise a SettingsError if the folder of this setting neither exists nor can be made.
+
+        A file may stand in its place or above it, its name may be impossible, or looking for it forbidden.
+        """
         folder = self.base / getattr(self.settings, name)
         try:
             got = _what_is_in_the_way(folder)
@@ -62,7 +65,7 @@ class JobFolder:
 
     @property
     def settings(self) -> JobSettings:
-        """Return the table [job]."""
+        """Return the table [job], with this host's own settings if the job file was fetched."""
         return self.job.settings
 
     @property
@@ -71,7 +74,10 @@ class JobFolder:
         return self.base / self.settings.state / self.settings.name
 
     def refuse_closed(self, folder: Path) -> None:
-        """Raise a SettingsError if this user cannot write into `folder`, which is the state folder or below it."""
+        """Raise a SettingsError if this user can neither write into `folder` nor make it.
+
+        It is the state folder or below it.
+        """
         refuse_closed(folder, where="--state" if self.joined is not None else f"{self.path}, [job], state")
 
     @property
@@ -98,7 +104,7 @@ class JobFolder:
 def _what_is_in_the_way(folder: Path) -> str:
     """Return what stands in a folder's place or above it; "" if the folder exists or can be made.
 
-    Raise an OSError if no folder could have this name, for instance if it is too long.
+    Raise an OSError if no folder could have this name, for instance if it is too long, or if looking is forbidden.
     """
     place = folder
     while True:

@@ -294,7 +294,7 @@ UNSENT_BYTES = _worker.gauge(
 
 
 def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
-    """Yield the metrics of a coordinator and its job."""
+    """Yield the metrics of a coordinator and its job: counts, workers, streams, connections."""
     report, counts = coordinator.report, coordinator.counts
     numbers = {
         GARBAGE: coordinator.garbage,
@@ -319,7 +319,7 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
 
 
 def _silent(workers: list[dict[str, Any]]) -> Values:
-    """Return the silence of each worker by name; if several share a name, the longest."""
+    """Return the silence of each worker in seconds by name; if several share a name, the longest."""
     silent: Values = {}
     for worker in workers:
         silent[worker["name"],] = max(worker["silent_s"], silent.get((worker["name"],), 0.0))
@@ -353,7 +353,7 @@ def _streams(streams: dict[str, dict[str, Any]], culprits: list[dict[str, Any]])
 
 
 def _present(streams: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
-    """Return this part of each stream's report, but for streams that have none."""
+    """Return this part of each stream's report, by stream, without streams in which it is None."""
     return {name: stream[key] for name, stream in streams.items() if stream[key] is not None}
 
 
@@ -434,5 +434,5 @@ def _built(streams: Mapping[str, BuildCounts]) -> Iterator[MetricSamples]:
 
 
 def _by_kind(streams: Mapping[str, BuildCounts], kinds: Mapping[str, str]) -> dict[tuple[str, ...], int]:
-    """Return the counts that `kinds` names, by stream and kind."""
+    """Return the counts that `kinds` names by kind and attribute, by stream and kind."""
     return {(name, kind): getattr(counts, key) for name, counts in streams.items() for kind, key in kinds.items()}

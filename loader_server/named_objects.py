@@ -27,9 +27,9 @@ def import_named(name: str, noun: str, where: str) -> Callable[..., Any]:
     """Return the function or class of a name with a colon; `noun` is the word for it in messages.
 
     Raises:
-        SettingsError: It is not there, or its module refuses what it declares; `where` names the setting.
-        MissingModuleError: Its module is not there, or one that its module imports.
-
+        SettingsError: It is not there or cannot be called, or importing its module raises any other error; `where`
+            names the setting.
+        MissingModuleError: Its module is not there, or a module that its module imports.
     """
     place, _, attribute = name.partition(":")
     try:
@@ -57,7 +57,10 @@ def import_named(name: str, noun: str, where: str) -> Callable[..., Any]:
 
 
 def _nearest_module(place: str, error: Exception) -> str:
-    """Return a hint at the module with the nearest name in the same package, or beside it; "" if the module exists."""
+    """Return a hint at the module with the nearest name in the same package, or beside it.
+
+    Return "" if the module exists and another is missing, or if no name is near.
+    """
     if not isinstance(error, ModuleNotFoundError) or error.name is None or not place.startswith(error.name):
         return ""
     package, _, name = error.name.rpartition(".")

@@ -48,7 +48,10 @@ class OwnCode:
 
 
 def own_code(modules: Sequence[str]) -> OwnCode:
-    """Return the code behind these modules, which are identified by source even if they are installed."""
+    """Return the code behind these modules, which are identified by source even if they are installed.
+
+    Modules that are not found, built in, our own or of the standard library are left out.
+    """
     own, packages = _walk(modules)
     return OwnCode(sources=fingerprint(*(own[name].source for name in sorted(own))), packages=packages)
 
@@ -56,7 +59,7 @@ def own_code(modules: Sequence[str]) -> OwnCode:
 def own_files(modules: Iterable[str], folder: Path) -> dict[str, Path]:
     """Return the files of these modules and of the modules that they import, as far as they lie in this folder.
 
-    The keys are their paths below a folder that modules are imported from.
+    The keys are their paths below a folder that modules are imported from. Installed modules are left out.
     """
     # With each package on the way, because importing a module runs the `__init__` of its packages.
     walked, _ = _walk(sorted({part for name in modules for part in _on_the_way(name)}))
@@ -77,7 +80,11 @@ class _Module:
 
 
 def _walk(modules: Sequence[str]) -> tuple[dict[str, _Module], dict[str, str]]:
-    """Return these modules and those that they import, if they count by source, and the versions of other packages."""
+    """Return these modules and those that they import, if they count by source, and the versions of other packages.
+
+    Modules that are not found, built in, our own or of the standard library are left out. A module that was named
+    counts by source, and if it is installed by its version as well.
+    """
     own: dict[str, _Module] = {}
     packages: dict[str, str] = {}
     seen, waiting = set(modules), list(modules)
@@ -167,14 +174,17 @@ def _names_in(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def _versions(top: str) -> dict[str, str]:
-    """Return the versions of the packages that an installed module belongs to."""
+    """Return the versions of the packages that an installed module belongs to, by name; empty if none is known.
+
+    Raise importlib's PackageNotFoundError if one was removed since this process listed them.
+    """
     names = [metadata_field(distribution, "Name") for distribution in _distributions().get(top, ())]
     return {name: version_of(name) for name in names}
 
 
 @functools.cache
 def _distributions() -> Mapping[str, Sequence[importlib.metadata.Distribution]]:
-    """Return the installed distributions by their top-level modules.
+    """Return the installed distributions by their top-level modules, as they were at the first call.
 
     As `importlib.metadata.packages_distributions`, which parses the metadata and the list of files of every package,
     and so takes ten times as long: each process of a job would wait for it.

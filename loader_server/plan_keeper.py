@@ -44,7 +44,7 @@ class PlanKeeper(Keeper):
         self._log = Log("plan")
 
     def load(self, kind: str, name: str) -> Arrays | None:
-        """Return the arrays that were saved; None if there are none, or if they are damaged."""
+        """Return the arrays that were saved; None if there are none, or if they are damaged or cannot be read."""
         path = self._path(kind, name)
         try:
             with path.open("rb") as file:
@@ -80,7 +80,7 @@ class PlanKeeper(Keeper):
         return self._folder / f"{kind}-{name}.plan"
 
     def _remove_old(self, pattern: str) -> None:
-        """Remove all but the newest files."""
+        """Remove the files that match a pattern, but for the eight that were used last."""
         # Drafts too: a recent one may be another process's, an old one was left by a killed process.
         files = [(last_use_ns(path), 1, str(path)) for path in self._folder.glob(pattern)]
         evict(files, len(files) - _KEPT, _remove)

@@ -111,7 +111,7 @@ class Stream:
 
     @property
     def sources(self) -> tuple[OpenedSource, ...]:
-        """Return the open sources, in order."""
+        """Return the open sources, in the order of the job file."""
         return self._joined.opened
 
     def _make_plan(self, job: JobFile, recipe: StreamRecipe, progress: Callable[[int, int], None] | None) -> Plan:
@@ -132,7 +132,7 @@ class Stream:
         )
 
     def shape(self, planned: BucketShape) -> BucketShape:
-        """Return a planned shape with the lengths of all padded fields.
+        """Return a planned shape; in a packed stream with the lengths of all padded fields.
 
         The marks of packed rows are as long as the rows.
         """
@@ -204,15 +204,22 @@ class Stream:
         return fingerprint(self._joined.made, self.builder)
 
     def values(self, epoch: int, sample: int, raw: bytes) -> dict[str, NDArray[np.generic]]:
-        """Return a decoded and transformed sample; raise a SampleError if complete bytes cannot be used."""
+        """Return a decoded and transformed sample; raise a SampleError if complete bytes cannot be used.
+
+        Raise a ReadError if the machine failed, or a transform cannot read what it needs; a MemoryError and other
+        errors of ours pass through.
+        """
         return self.chain.apply(decoded(self.source, sample, raw), seed=self.seed, epoch=epoch, number=sample)
 
     def raw_lengths(self, sample: int) -> dict[str, int]:
-        """Return the lengths of a sample before the transforms, by the index."""
+        """Return the lengths of a sample before the transforms by key, as the index has them."""
         return self._joined.raw_lengths(sample)
 
     def find_missing(self, time_s: float) -> MissingFiles | None:
-        """Return which files are missing on this machine, looking for at most `time_s` at each source; or None."""
+        """Return which files are missing on this machine, from the source that lacks the largest part of its files.
+
+        Return None if no missing file was found; each source is looked at for at most `time_s`.
+        """
         return self._joined.find_missing(time_s)
 
     def identity(self, sample: int) -> str:
@@ -231,7 +238,7 @@ def _ordinals(source: WholeSource, index: str) -> OrdinalPlan:
 
 
 def _release() -> str:
-    """Return the release of our package, which shapes no bytes, but tells people what to install."""
+    """Return the release of our package, or "not installed"; it shapes no bytes, but tells people what to install."""
     try:
         return version_of("stoker")
     except PackageNotFoundError:
@@ -239,7 +246,10 @@ def _release() -> str:
 
 
 def _foreign_code(modules: Sequence[str]) -> OwnCode | None:
-    """Return the code of the source that is not ours, or None; the chain knows the version of our own."""
+    """Return the code of the source that is not ours; None if all of its modules are ours.
+
+    The chain knows the version of our own.
+    """
     foreign = [name for name in modules if name.partition(".")[0] != __name__.partition(".")[0]]
     return own_code(foreign) if foreign else None
 
@@ -247,7 +257,7 @@ def _foreign_code(modules: Sequence[str]) -> OwnCode | None:
 def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]:
     """Return the fields that tell samples of a packed row apart: ids 1, 2, … (0 is padding), and positions.
 
-    Raise a SettingsError if samples have other fields than the packed one.
+    Raise a SettingsError if samples have other fields than the packed one, or lack that one.
     """
     key = recipe.settings.length
     if [field.key for field in fields] != [key]:
@@ -273,7 +283,11 @@ def sources_of(job: JobFile, recipe: StreamRecipe) -> list[tuple[SourceSpec, Pat
 
 
 def open_base(of_job: OfJob, name: str) -> BaseSamples:
-    """Open another stream of the job for a pipeline to read; raise a SettingsError if it is no stream of samples."""
+    """Open another stream of the job for a pipeline to read.
+
+    Raise a SettingsError if it is no stream of samples, if the job file has a mistake, or if its settings do not fit
+    its data; raise a DataError if it has no index, or one of other data or settings, or no samples.
+    """
     assert of_job.path is not None
     job = JobFile(of_job.path)
     if name not in job.recipes or job.recipes[name].whole:
@@ -288,7 +302,11 @@ def open_base(of_job: OfJob, name: str) -> BaseSamples:
 
 
 def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
-    """Open the sources of a stream; raise a DataError if one has no index, or one of other data or settings."""
+    """Open the sources of a stream; raise a DataError if one has no index, or one of other data or settings.
+
+    Raise a DataError too if a field differs between several sources, and a SettingsError if recordings cannot be cut by
+    the rule.
+    """
     cut = recipe.chunks
     return SourceSet(
         [open_source(spec, folder, cut) for spec, folder in sources_of(job, recipe)], cut.summary if cut else ""
@@ -296,9 +314,11 @@ def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
 
 
 def open_source(spec: SourceSpec, folder: Path, cut: ChunkRule | None = None) -> OpenedSource:
-    """Open one source from its index, with recordings cut by this rule.
+    """Open one source from its index, with recordings cut by this rule, if any.
 
-    Raise a DataError if there is no index, or one of other data or settings.
+    Raise a DataError if there is no index, or one that is damaged, or was made of other data, with other settings,
+    another size limit, or without columns that are needed now; raise a SettingsError if recordings cannot be cut by the
+    rule.
     """
     index = open_index(folder)
     index.refuse_other_source(spec.name, spec.settings)
@@ -327,7 +347,10 @@ def _parts(joined: SourceSet, recipe: StreamRecipe) -> tuple[int, ...]:
 
 
 def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
-    """Raise a SettingsError if outputs share a name, or `length` names no output with a padded axis."""
+    """Raise a SettingsError if outputs share a name, or `length` names no output with a padded axis.
+
+    The names weight, tag, reset and <key>_length for each padded key are taken already, as every batch has them.
+    """
     made = [field.key for field in (*fields_of_batch(fields), RESET)]
     twice = sorted({key for key in made if made.count(key) > 1})
     if twice:

@@ -22,7 +22,7 @@ class BadLimit:
     samples: int | None = None
 
     def is_exceeded(self, bad: int, among: int) -> bool:
-        """Return whether `bad` samples out of `among` exceed the limit."""
+        """Return whether `bad` samples out of `among` are more than the limit; as many as the limit are not."""
         return bad > (self.share * among if self.samples is None else self.samples)
 
     def __str__(self) -> str:
@@ -34,7 +34,10 @@ NO_LIMIT = BadLimit()
 
 
 def counted_reasons(counts: Mapping[str, int]) -> str:
-    """Return the number of bad samples of each reason as text, the most frequent reason first."""
+    """Return the number of bad samples of each reason as text, the most frequent reason first.
+
+    Reasons of equal counts are sorted by name; without any the text is "no reason was given".
+    """
     # Equal counts by name: the text must not depend on the order in which workers reported.
     ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     return ", ".join(f"{count} {reason}" for reason, count in ordered) or "no reason was given"

@@ -102,17 +102,23 @@ class Role:
 
     @property
     def world(self) -> int:
-        """Return the number of processes that share the data."""
+        """Return the number of processes that share the data, at least 1.
+
+        An evaluator shares with nobody, so its world is 1.
+        """
         return 1 if self.is_evaluator else max(1, len(self.worker_hosts) + (1 if self.master_host else 0))
 
     @property
     def task_type(self) -> str:
-        """Return its kind under TensorFlow's name."""
+        """Return its kind under TensorFlow's name, which is "chief" for the master and the same for the others."""
         return "chief" if self.kind == "master" else self.kind
 
     @property
     def cluster(self) -> dict[str, list[str]]:
-        """Return all hosts by task type, as TensorFlow takes them; empty on one machine."""
+        """Return all hosts by task type, as TensorFlow takes them, without evaluators; empty on one machine.
+
+        Task types without hosts are left out.
+        """
         chief = (self.master_host,) if self.master_host else ()
         jobs = {"chief": chief, "worker": self.worker_hosts, "ps": self.ps_hosts}
         return {job: list(hosts) for job, hosts in jobs.items() if hosts}
@@ -129,7 +135,8 @@ def has_place(environment: Mapping[str, str]) -> bool:
 def role_of(flags: Mapping[str, Any], environment: Mapping[str, str], *, last_worker_evaluates: bool = False) -> Role:
     """Return the role given by flags, else by the environment; raise SettingsError if it is missing or impossible.
 
-    With `last_worker_evaluates` the last worker becomes the evaluator.
+    With `last_worker_evaluates` the last worker becomes the evaluator; raise SettingsError then if there is an
+    evaluator already, or if there are fewer than two workers, the master included.
     """
     facts = _read(flags, environment)
     hosts = {task: facts.hosts(task) for task in ("chief", "worker", "ps", "evaluator")}
@@ -172,7 +179,10 @@ class _RoleFacts:
         return _KINDS[task]
 
     def index(self, kind: str, places: int) -> int:
-        """Return the task's index, below `places`; raise SettingsError if it is missing or out of range."""
+        """Return the task's index, below `places`; raise SettingsError if it is missing or out of range.
+
+        If there is only one place, a missing index is 0.
+        """
         value = self.values.get("index")
         if not _is_set(value) and places == 1:
             return 0
@@ -183,7 +193,10 @@ class _RoleFacts:
         return number
 
     def hosts(self, task: str) -> tuple[str, ...]:
-        """Return the hosts of a task type; raise SettingsError if one is malformed."""
+        """Return the hosts of a task type, empty if it has none.
+
+        Raise SettingsError if they are neither a list nor a text, or if one is malformed.
+        """
         value = self.values.get(task)
         if not _is_set(value):
             return ()
@@ -223,7 +236,7 @@ def _whole(value: object) -> int | None:
 def _read(flags: Mapping[str, Any], environment: Mapping[str, str]) -> _RoleFacts:
     """Return the values of the first source that has any: flags, TF_CONFIG, variables.
 
-    Raise SettingsError if none has.
+    Raise SettingsError if none has, or if that source is a malformed TF_CONFIG.
     """
     # Nothing is completed from another source, which may describe another cluster.
     if any(_is_set(flags.get(name)) for name in FLAGS.values()):
@@ -243,7 +256,7 @@ def _read(flags: Mapping[str, Any], environment: Mapping[str, str]) -> _RoleFact
 def _read_tf_config(text: str) -> _RoleFacts:
     """Return the values of `TF_CONFIG`, with "chief" for both names of the master.
 
-    Raise SettingsError if it is malformed.
+    Raise SettingsError if it is malformed, has an unknown task type in its cluster, or names both a chief and a master.
     """
     try:
         config = _object("TF_CONFIG", json.loads(text))
@@ -306,7 +319,11 @@ def _refuse_impossible(facts: _RoleFacts, hosts: Mapping[str, Sequence[str]]) ->
 
 
 def _places(facts: _RoleFacts, kind: Kind, hosts: Mapping[str, Sequence[str]]) -> int:
-    """Return the number of processes of this kind; raise SettingsError if the cluster leaves out their hosts."""
+    """Return the number of processes of this kind, at least 1.
+
+    Raise SettingsError if the cluster names hosts, but none of this kind; evaluators need none, and parameter servers
+    always need theirs.
+    """
     task = "chief" if kind == "master" else kind
     # An evaluator is no part of TensorFlow's cluster, and a process that is alone needs no hosts.
     if hosts[task] or kind == "evaluator" or (kind != "ps" and not any(hosts.values())):
@@ -317,7 +334,8 @@ def _places(facts: _RoleFacts, kind: Kind, hosts: Mapping[str, Sequence[str]]) -
 def _with_last_worker_evaluating(facts: _RoleFacts, role: Role, evaluators: Sequence[str]) -> Role:
     """Return the role in a cluster whose last worker is the evaluator.
 
-    Raise SettingsError if there is an evaluator already, or no second worker.
+    Raise SettingsError if there is an evaluator already, if there are no workers beside the master, or if there are
+    fewer than two workers, the master included.
     """
     if evaluators or role.is_evaluator:
         raise facts.refusal("evaluator", "no evaluator beside the last worker", "one", "Leave one of them out.")

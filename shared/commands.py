@@ -64,14 +64,18 @@ def add_common_arguments(command: argparse.ArgumentParser, *, log_level: str, se
 
 
 def describe_exit_codes(command: argparse.ArgumentParser, *, serves: bool = False) -> None:
-    """Explain the exit codes in the command's help."""
+    """Explain the exit codes in the command's help; a command that `serves` ends with 0 at Ctrl-C and SIGTERM."""
     codes = {code: meaning for code, meaning in EXIT_CODES.items() if not serves or code < _INTERRUPTED}
     codes[0] = "ended by Ctrl-C or SIGTERM" if serves else codes[0]
     command.add_argument_group("exit codes", ", ".join(f"{code} {meaning}" for code, meaning in codes.items()))
 
 
 def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> NoReturn:
-    """Read the arguments, call `options.run(options)` and end the process with the exit code that it returns."""
+    """Read the arguments, call `options.run(options)` and end the process with the exit code that it returns.
+
+    Errors are printed and set the code: a StokerError its own, Ctrl-C 130, SIGTERM 143, a refusal by the system 1;
+    wrong usage ends with 2 and a reader that closed our output with 0. Other exceptions are raised as they are.
+    """
     options = parser.parse_args(arguments)
     start_logging(level=options.log_level)
     with _sigterm_as_ctrl_c() as signals:
@@ -104,7 +108,10 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """Make SIGTERM act as Ctrl-C in this process while the block lasts; yield the list of SIGTERMs received."""
+    """Make SIGTERM act as Ctrl-C in this process while the block lasts; yield the list of SIGTERMs received.
+
+    SIGTERM then raises KeyboardInterrupt, or Terminated where SIGINT is ignored.
+    """
     own_pid, signals = os.getpid(), list[int]()
 
     def handle(number: int, frame: FrameType | None) -> None:

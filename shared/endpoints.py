@@ -38,7 +38,7 @@ _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,
 def check_endpoint(endpoint: str, *, where: str, encrypted: bool, insecure: bool) -> None:
     """Raise SettingsError unless `endpoint` is a TCP endpoint that may be served: beyond loopback only with keys.
 
-    `insecure` allows serving beyond loopback without keys.
+    `insecure` allows serving beyond loopback without keys. The port may be 0 or `*`, for any free one.
     """
     _, port = _split(endpoint, where)
     require(
@@ -91,7 +91,10 @@ def advertised(bound: str, host: str, *, where: str = "--advertise") -> str:
 
 
 def _split(endpoint: str, where: str) -> tuple[str, str]:
-    """Return host and port of a TCP endpoint; raise SettingsError if it is not one."""
+    """Return host (without brackets) and port of a TCP endpoint; raise SettingsError if it is not one.
+
+    The port may be 0 or `*`; the host is not checked but for being there.
+    """
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")  # from the right, because IPv6 addresses hold colons
     require(
@@ -131,7 +134,8 @@ def leads_elsewhere(endpoint: str, peer_host: str) -> bool:
     """Return whether others would reach a different process than the peer that names this endpoint as its own.
 
     A loopback endpoint leads every host to itself, so only a peer that connects over loopback may name one. `peer_host`
-    is the address of the peer's connection, or empty if it is unknown.
+    is the address of the peer's connection; return False if it is empty, because it is unknown. Raise SettingsError if
+    `endpoint` is not an endpoint and `peer_host` is given.
     """
     return bool(peer_host) and is_loopback(endpoint) and not _is_loopback_host(peer_host)
 
@@ -139,8 +143,9 @@ def leads_elsewhere(endpoint: str, peer_host: str) -> bool:
 def scrape_address(bound: str, peer_host: str) -> str:
     """Return the address where others can read metrics that a peer serves at `bound`, or "" if there is none.
 
-    The host is always that of the peer's connection, so a peer cannot direct scrapers to another machine. For a peer on
-    this host that serves on all addresses the host is left out: `:9101`.
+    There is none if a part is malformed, or if the peer serves at another address than it connects from, such as
+    loopback. The host is always that of the peer's connection, so a peer cannot direct scrapers to another machine. For
+    a peer on this host that serves on all addresses the host is left out: `:9101`.
     """
     host, _, port = bound.rpartition(":")
     peer, served = _address(peer_host), _address(host.strip("[]"))
@@ -169,7 +174,7 @@ def _unmapped(address: _Address) -> _Address:
 
 
 def port_of(endpoint: str) -> int:
-    """Return the port of a bound endpoint."""
+    """Return the port of a bound endpoint; raise ValueError if it leaves the port open, as `*` does."""
     return int(endpoint.rpartition(":")[2])
 
 
@@ -185,7 +190,7 @@ def port_beside(endpoint: str) -> int | None:
 
 
 def at_any_port(endpoint: str) -> str:
-    """Return the endpoint of the same host with the port left open."""
+    """Return the endpoint of the same host with `*` as its port, which means any free one."""
     return f"{endpoint.rpartition(':')[0]}:*"
 
 

@@ -56,7 +56,10 @@ class Guard:
             _answer_libzmq(context, self._answer_to)
 
     def look(self, now_s: float) -> bool:
-        """Check the allowed keys again if the interval is over; return whether they changed."""
+        """Check the allowed keys again if the interval is over; return whether they changed.
+
+        Return False before the interval is over, if the server has no keys, or if the keys cannot be read.
+        """
         if self._allowed is None or now_s < self._look_s:
             return False
         self._look_s = now_s + _LOOK_S
@@ -71,16 +74,19 @@ class Guard:
         return self._allowed is None or role in self._allowed.roles(key)
 
     def expect(self, identity: bytes) -> None:
-        """Let in clients that show this identity at the port for sealed payloads."""
+        """Let in clients that show this identity at the port for sealed payloads; do nothing if it is empty."""
         if identity:  # an empty name lets nobody in
             self._expected.add(identity)
 
     def expect_no_longer(self, identity: bytes) -> None:
-        """Stop letting this identity in; existing connections stay."""
+        """Stop letting this identity in; existing connections stay, and an unknown identity is ignored."""
         self._expected.discard(identity)
 
     def turn_away(self, key: str, message: Message) -> Refused | NotAttached | None:
-        """Return and count the refusal of a message that its sender may not send, or return None if it may."""
+        """Return and count the refusal of a message that its sender may not send, or return None if it may.
+
+        Return None as well if the server has no keys, or if the table of roles lacks this kind of message.
+        """
         if self._allowed is None or type(message) not in self._may_say:
             return None
         # By the key's roles now, not those at the handshake: a key that was removed is refused on open connections.
@@ -93,8 +99,9 @@ class Guard:
     def _answer_to(self, request: list[bytes]) -> list[bytes]:
         """Return the answer to libzmq's request, in the guard's thread; it makes the key the connection's User-Id.
 
-        An unknown client gets "not now" (300) and retries by itself: after "no" (400) its socket never would, and its
-        key may still be added.
+        A client with an allowed key, or without CURVE but with an expected identity, gets "OK" (200). An unknown client
+        gets "not now" (300) and retries by itself: after "no" (400) its socket never would, and its key may still be
+        added.
         """
         assert self._allowed is not None
         version, number, _domain, _address, _identity, mechanism, shown, *_ = request

@@ -41,12 +41,18 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def map_file(fd: int, nbytes: int) -> NDArray[np.uint8]:
-    """Map the first `nbytes` of a file, writable and aligned to huge pages; the descriptor may be closed afterwards."""
+    """Map the first `nbytes` of a file, writable and aligned to huge pages; the descriptor may be closed afterwards.
+
+    Raise OSError if the system refuses.
+    """
     return _map_aligned(nbytes, mmap.MAP_SHARED, fd)
 
 
 def map_anonymous(nbytes: int) -> NDArray[np.uint8]:
-    """Map private memory of this process, in huge pages from the first byte on."""
+    """Map private memory of this process, in huge pages from the first byte on if the kernel has them.
+
+    Raise OSError if the system refuses.
+    """
     memory = _map_aligned(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     _libc.madvise(memory.ctypes.data, nbytes, _MADV_HUGEPAGE)
     return memory
@@ -81,7 +87,10 @@ def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int)
 
 
 def collapse(array: NDArray[np.uint8]) -> bool:
-    """Collapse written bytes into huge pages, up to the last page that they fill; return whether the kernel did."""
+    """Collapse written bytes into huge pages, up to the last page that they fill; return whether the kernel did.
+
+    The first page may begin before them. Return False if they fill no page.
+    """
     start = array.ctypes.data // HUGE_PAGE * HUGE_PAGE
     end = (array.ctypes.data + array.nbytes) // HUGE_PAGE * HUGE_PAGE
     return end > start and _libc.madvise(start, end - start, _MADV_COLLAPSE) == 0

@@ -92,18 +92,27 @@ class ClientKeys:
 
     @classmethod
     def read(cls, folder: str | Path, role: Role, *, to: Role) -> ClientKeys:
-        """Return the pair that this role shows and the public key of server `to`; raise SettingsError without them."""
+        """Return the pair that this role shows and the public key of server `to`.
+
+        Raise SettingsError if one of them is missing or unusable.
+        """
         folder = Path(folder)
         return cls(folder, *_load_pair(folder, role), _load_key(folder / f"{to}.key")[0])
 
     @classmethod
     def of_trainer(cls, folder: str | None, *, to: Role) -> ClientKeys | None:
-        """Return the keys that a trainer shows to server `to`; None without a folder, where nothing is encrypted."""
+        """Return the keys that a trainer shows to server `to`; None without a folder, where nothing is encrypted.
+
+        Raise SettingsError if a key is missing or unusable.
+        """
         return cls.read(folder, "trainer", to=to) if folder else None
 
     @classmethod
     def read_any(cls, folder: str | Path, *, to: Role) -> ClientKeys:
-        """Return the same for a person at a machine, with the first role's pair that the machine has."""
+        """Return the first pair, in the order of ROLES, that this machine has, with the public key of server `to`.
+
+        It is for a person at a machine. Raise SettingsError if there is no pair, or a key is missing or unusable.
+        """
         roles = (role for role in ROLES if _is_there(Path(folder) / f"{role}.key_secret"))
         return cls.read(folder, next(roles, "trainer"), to=to)  # without any pair the error names the trainer's
 
@@ -134,7 +143,7 @@ class AllowedKeys:
     def follow(self) -> bool:
         """Read the folder again if it changed, and return whether it did.
 
-        If it cannot be read, the table stays as it is and a warning is logged once.
+        If it cannot be read, the table stays as it is, a warning is logged once, and False is returned.
         """
         try:
             files = dict(_list_key_files(self._folder))
@@ -237,14 +246,14 @@ def _load_pair(folder: Path, role: Role) -> tuple[bytes, bytes]:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether a file exists; False if its folder is closed to this user."""
+    """Return whether a file exists; False if that cannot be seen, as in a folder that is closed to this user."""
     with contextlib.suppress(OSError):
         return path.exists()
     return False
 
 
 def _is_open_to_all(path: Path, right: int) -> bool:
-    """Return whether everybody has a permission on a path and may enter its folder."""
+    """Return whether everybody has a permission on a path and may enter its folder; False if that cannot be seen."""
     with contextlib.suppress(OSError):
         return bool(path.stat().st_mode & right and path.parent.stat().st_mode & stat.S_IXOTH)
     return False

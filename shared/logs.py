@@ -27,19 +27,19 @@ class Log:
         return Log(self._logger.name.removeprefix("stoker."), **{**self._bound, **more})
 
     def debug(self, event: str, **fields: object) -> None:
-        """Log a detail that helps to find a defect."""
+        """Log a detail that helps to find a defect, with these fields and those bound; nothing if the level is off."""
         self._write(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: object) -> None:
-        """Log a fact that an operator will want to know afterwards."""
+        """Log a fact that an operator will want to know afterwards, with these fields and those bound."""
         self._write(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        """Log a problem that does not stop work."""
+        """Log a problem that does not stop work, with these fields and those bound."""
         self._write(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        """Log a problem that stops work."""
+        """Log a problem that stops work, with these fields and those bound."""
         self._write(logging.ERROR, event, fields)
 
     def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
@@ -71,7 +71,10 @@ class _Readable(logging.Formatter):
 
 
 def start_logging(*, level: str = "info", stream: TextIO | None = None) -> None:
-    """Write our logs to `stream` (standard error): readable at a terminal, JSON lines elsewhere."""
+    """Write our logs from `level` on to `stream` (standard error): readable at a terminal, JSON lines elsewhere.
+
+    Handlers of an earlier call are replaced.
+    """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Readable() if stream.isatty() else _JsonLines())

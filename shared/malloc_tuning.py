@@ -25,7 +25,10 @@ _LOOKS = (1, 10)
 
 
 def keep_freed_memory(*, trim_bytes: int, mmap_bytes: int) -> None:
-    """Make malloc keep up to `trim_bytes` of freed memory, and map only blocks of at least `mmap_bytes` separately."""
+    """Make malloc keep up to `trim_bytes` of freed memory, and map only blocks of at least `mmap_bytes` separately.
+
+    Do nothing without glibc.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_TRIM_THRESHOLD, trim_bytes)
@@ -33,7 +36,10 @@ def keep_freed_memory(*, trim_bytes: int, mmap_bytes: int) -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give the kernel the freed memory that malloc has kept, of all threads; takes some milliseconds."""
+    """Give the kernel the freed memory that malloc has kept, of all threads; takes some milliseconds.
+
+    Do nothing without glibc.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
@@ -53,7 +59,7 @@ class Aftermath:
         self._calm_looks = -1
 
     def look(self) -> None:
-        """Give memory back if the last flood is 1 or 10 looks ago."""
+        """Count a look since the last flood, and give memory back at the 2nd and at the 11th of them."""
         self._calm_looks += 1
         if self._calm_looks in _LOOKS:
             self._give_back()

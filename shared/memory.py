@@ -71,7 +71,7 @@ class SlotMemory:
         self._collapsed = [0] * slots
 
     def _make_shareable(self, size: int) -> NDArray[np.uint8]:
-        """Create and map the memfd.
+        """Create and map the memfd; raise AttributeError or OSError where that is impossible.
 
         It is sealed against resizing, because a worker that writes behind the end of a shrunk file is killed by SIGBUS.
         """
@@ -105,7 +105,10 @@ class SlotMemory:
             collapse(self.slot(slot)[done:nbytes])
 
     def offer(self, lock_byte: int) -> SharedSlots | None:
-        """Return what a worker needs to open the slots, with its own `lock_byte`; None if they cannot be shared."""
+        """Return what a worker needs to open the slots, with its own `lock_byte`.
+
+        Return None if the slots cannot be shared, or are closed.
+        """
         if self._fd is None:
             return None
         return SharedSlots(
@@ -113,7 +116,7 @@ class SlotMemory:
         )  # fmt: skip
 
     def is_locked(self, lock_byte: int) -> bool:
-        """Return whether a living process holds this lock byte."""
+        """Return whether a living process holds this lock byte; False if the slots cannot be shared or are closed."""
         return self._fd is not None and is_byte_locked(self._fd, lock_byte)
 
     def close(self) -> None:
@@ -147,7 +150,7 @@ class OpenedSlots:
                 os.close(fd)
 
     def slot(self, slot: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return the first bytes of a slot, for writing; raise ValueError if closed, or outside the slots."""
+        """Return the first `nbytes` bytes of a slot, for writing; raise ValueError if closed, or outside the slots."""
         slots, slot_bytes, memory = self.offer.slots, self.offer.slot_bytes, self._bytes
         if memory is None:
             raise ValueError("these slots were let go of")
@@ -186,7 +189,7 @@ def _open_slots(offer: SharedSlots) -> int:
 def _map_and_lock(fd: int, offer: SharedSlots) -> NDArray[np.uint8]:
     """Map the verified slots for this process alone and lock them; the lock lasts as long as the mapping.
 
-    Raise OSError if the file is not sealed, has another size or nonce, or if the lock is held.
+    Raise OSError if the file is not sealed, has another size or nonce, cannot be mapped, or if the lock is held.
     """
     size = _PAGE + offer.slots * offer.slot_bytes
     is_sealed, has_nonce = _cannot_shrink(fd), os.pread(fd, _NONCE_BYTES, 0) == offer.nonce

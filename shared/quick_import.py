@@ -22,7 +22,10 @@ __all__ = ["quick_import"]
 
 @contextlib.contextmanager
 def quick_import() -> Iterator[None]:
-    """Suspend garbage collection during the imports of this block; afterwards collect only objects made later."""
+    """Suspend garbage collection during the imports of this block; afterwards collect only objects made later.
+
+    If nothing was imported, objects made before stay collectable; if collection was off already, it stays off.
+    """
     collecting, modules = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:

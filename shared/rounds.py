@@ -38,7 +38,10 @@ class Round:
 
 
 def rounds(cursor: int, batches: int, group: int, world: int) -> Iterator[Round]:
-    """Yield the rounds from `cursor` to the end of the epoch; raise ValueError if the world exceeds the group."""
+    """Yield the rounds from `cursor` to the end of the epoch; nothing if the cursor is there or past it.
+
+    Raise ValueError if the world is below 1 or exceeds the group.
+    """
     # A larger world would leave some ranks an empty batch in each round.
     if not 1 <= world <= group:
         raise ValueError(f"a world of {world} needs a group of at least {world}, got {group}")
@@ -49,7 +52,7 @@ def rounds(cursor: int, batches: int, group: int, world: int) -> Iterator[Round]
 
 
 def rounds_left(cursor: int, batches: int, group: int, world: int) -> int:
-    """Return the number of rounds from `cursor` to the end of the epoch."""
+    """Return the number of rounds from `cursor` to the end of the epoch; 0 if the cursor is there or past it."""
     if cursor >= batches:
         return 0
     # The rest of the current group, the whole groups after it, and the last short group: each ends with a round of its

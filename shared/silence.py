@@ -29,12 +29,15 @@ class Silence:
         self._since_s, self._borne = now_s, 1
 
     def excuse(self, since_s: float) -> None:
-        """Count the silence from `since_s` on only, because nothing could be heard before."""
+        """Count the silence from `since_s` on only, because nothing could be heard before; the back-off stays."""
         # After this process was stopped or held up: the peer may have spoken, and its words still wait on the socket.
         self._since_s = since_s
 
     def due_s(self, timeout_s: float) -> float:
-        """Return when to reconnect if nothing is heard; infinity before the clock has started."""
+        """Return when to reconnect if nothing is heard; infinity before the clock has started.
+
+        That is the back-off, 1 to 8 times `timeout_s`, after the silence began or the last reconnect.
+        """
         return float("inf") if self._since_s is None else self._since_s + self._borne * timeout_s
 
     def lose_patience(self, now_s: float, timeout_s: float) -> bool:

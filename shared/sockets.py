@@ -117,7 +117,7 @@ def bind_router(
 ) -> zmq.Socket[bytes]:
     """Return a ROUTER bound to `endpoint` that accepts frames of up to `most` bytes; `LAST_ENDPOINT` has its port.
 
-    Raise SettingsError if the endpoint is taken, or is no address of this machine.
+    Raise SettingsError if it cannot be bound: it is no endpoint, is taken, or is no address of this machine.
     """
     router = _make_router(context, endpoint)
     router.setsockopt(zmq.MAXMSGSIZE, most)
@@ -141,10 +141,11 @@ def bind_sealed_router(
 ) -> zmq.Socket[bytes]:
     """Return a ROUTER for payloads that are sealed already, at the address of `beside` and the given port.
 
-    It takes any free port if `port` is None or taken. The context's guard lets in only clients that show an identity
-    announced in a Hello. Whatever clients send here has to be read and dropped, because nothing else bounds it. A new
-    connection replaces one of the same identity that may still seem to be up, or a trainer could never reconnect. A
-    thief of an identity gets payloads that it cannot open, until the trainer that misses them reconnects.
+    It takes any free port if `port` is None or taken, and raises zmq.ZMQError if that fails, or SettingsError if
+    `beside` is no endpoint. The context's guard lets in only clients that show an identity announced in a Hello.
+    Whatever clients send here has to be read and dropped, because nothing else bounds it. A new connection replaces one
+    of the same identity that may still seem to be up, or a trainer could never reconnect. A thief of an identity gets
+    payloads that it cannot open, until the trainer that misses them reconnects.
     """
     router = _make_router(context, beside)
     router.setsockopt(zmq.MAXMSGSIZE, 256)
@@ -160,7 +161,7 @@ def bind_sealed_router(
 
 
 def _make_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
-    """Return a ROUTER with a server's options, not yet bound."""
+    """Return a ROUTER with a server's options, not yet bound; raise SettingsError if `endpoint` is not one."""
     router = context.socket(zmq.ROUTER)
     with _close_on_failure(router):
         _set_options(router, endpoint, _SERVER)
@@ -173,7 +174,7 @@ def connect_dealer(
     """Return a DEALER to one peer, under an identity that only this incarnation has.
 
     Without an endpoint, because the peer's address is not known yet, it connects to nobody, and nothing can be sent on
-    it.
+    it. Raise SettingsError if the endpoint is no TCP endpoint.
     """
     with _new_dealer(context, endpoint, keys, identity) as dealer:
         if endpoint:
@@ -182,7 +183,10 @@ def connect_dealer(
 
 
 def connect_sealed_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes) -> zmq.Socket[bytes]:
-    """Return a DEALER to a ROUTER for sealed payloads, under an identity that the other side learnt elsewhere."""
+    """Return a DEALER to a ROUTER for sealed payloads, under an identity that the other side learnt elsewhere.
+
+    Raise SettingsError if the endpoint is no TCP endpoint.
+    """
     with _new_dealer(context, endpoint, None, identity) as dealer:
         dealer.setsockopt(zmq.PLAIN_USERNAME, identity.hex().encode())
         dealer.connect(endpoint)
@@ -194,7 +198,8 @@ def connect_watched_dealer(
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     """Return a DEALER to one peer, and a monitor socket for `read_connection_events`.
 
-    Watching begins before connecting: a loopback handshake is over before a busy thread could look.
+    Watching begins before connecting: a loopback handshake is over before a busy thread could look. Raise SettingsError
+    if the endpoint is no TCP endpoint.
     """
     with _new_dealer(context, endpoint, keys, identity) as dealer:
         monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
@@ -207,7 +212,10 @@ def connect_watched_dealer(
 def _new_dealer(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None, identity: bytes
 ) -> Iterator[zmq.Socket[bytes]]:
-    """Yield a DEALER with a client's options, not yet connected; close it if the block raises."""
+    """Yield a DEALER with a client's options, not yet connected; close it if the block raises.
+
+    Raise SettingsError if `endpoint` is neither empty nor a TCP endpoint.
+    """
     dealer = context.socket(zmq.DEALER)
     with _close_on_failure(dealer):
         _set_options(dealer, endpoint, _CLIENT)
@@ -232,7 +240,10 @@ def _close_on_failure(socket: zmq.Socket[bytes]) -> Iterator[None]:
 
 
 def _set_options(socket: zmq.Socket[bytes], endpoint: str, options: Mapping[zmq.SocketOption, int]) -> None:
-    """Set these options, those that all sockets share, and those that the endpoint needs."""
+    """Set these options, those that all sockets share, and those that the endpoint needs.
+
+    Raise SettingsError if the endpoint is neither empty nor a TCP endpoint.
+    """
     for option, value in {**_COMMON, **options}.items():
         socket.setsockopt(option, value)
     if "[" in endpoint:  # libzmq speaks only IPv4 by default
@@ -242,7 +253,7 @@ def _set_options(socket: zmq.Socket[bytes], endpoint: str, options: Mapping[zmq.
 
 
 def read_connection_events(monitor: zmq.Socket[bytes]) -> Iterator[bool]:
-    """Yield the changes of the connection since the last call: whether it came up, or was lost."""
+    """Yield True for each time that the connection came up since the last call, and False for each loss, in order."""
     for event in read_events(monitor):
         yield event == zmq.EVENT_HANDSHAKE_SUCCEEDED
 
@@ -260,7 +271,8 @@ def read_events(monitor: zmq.Socket[bytes]) -> Iterator[int]:
 def read_waiting(socket: zmq.Socket[bytes], most: int = MOST_WAITING) -> Iterator[list[zmq.Frame]]:
     """Yield multipart messages that wait on a socket, up to `most`, so that no peer starves the others.
 
-    Frames after the first 4096 of a message are dropped; no message of ours has so many.
+    It also ends once the messages have 4096 frames together. Frames after the first 4096 of a message are dropped; no
+    message of ours has so many.
     """
     room = _MOST_FRAMES
     with contextlib.suppress(zmq.Again):
@@ -278,7 +290,10 @@ def read_waiting(socket: zmq.Socket[bytes], most: int = MOST_WAITING) -> Iterato
 
 
 def send_now(socket: zmq.Socket[bytes], frames: list[bytes], *, more: bool = False) -> None:
-    """Send one message, or with `more` the beginning of one; raise zmq.ZMQError if that would block."""
+    """Send one message, or with `more` the beginning of one.
+
+    Raise zmq.ZMQError if that would block, or on a ROUTER if the peer is not connected.
+    """
     for frame in frames[:-1]:
         socket.send(frame, _NOW_MORE)
     socket.send(frames[-1], _NOW_MORE if more else _NOW)
@@ -294,7 +309,7 @@ def send_if_up(dealer: zmq.Socket[bytes], frame: bytes) -> bool:
 
 
 def descriptors_by_port() -> Iterator[tuple[int, int]]:
-    """Yield the descriptor and local port of each of our TCP sockets."""
+    """Yield the descriptor and local port of each of our TCP sockets; those that are closed meanwhile are skipped."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
         with contextlib.suppress(OSError):  # the descriptor of the listing itself, or one that was closed meanwhile
             fd = int(name)
@@ -330,7 +345,7 @@ class Waker:
         return self._receiving.fileno()
 
     def wake(self) -> None:
-        """Make the loop run once more; do nothing if it is gone."""
+        """Make the loop run once more; do nothing if it is woken already or gone."""
         if self._woken:
             return
         self._woken = True  # before sending: the loop may run, and clear it, at any moment after

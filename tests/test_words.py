@@ -126,8 +126,9 @@ def test_code_has_none_of_the_refused_phrases(room: str) -> None:
 
 
 def _pages() -> list[Path]:
-    folders = [_ROOT, _ROOT / "docs", *(path.parent for path in (_ROOT / "examples").glob("*/*.md"))]
-    return sorted({page for folder in folders for page in folder.glob("*.md")})
+    folders = [_ROOT, *(_ROOT / name for name in ("docs", "shared", "deploy", ".github", "examples"))]
+    pages = {page for folder in folders for page in folder.glob("*.md")}
+    return sorted(pages.union((_ROOT / "examples").rglob("*.md")))
 
 
 def test_pages_have_none_of_the_refused_phrases() -> None:

@@ -82,14 +82,17 @@ def command_named(
 
 
 def refuse_usage(options: argparse.Namespace, problem: str) -> None:
-    """End the process with exit code 2 if there is a problem with its arguments."""
+    """End the process with exit code 2 if there is a problem with its arguments; do nothing if it is empty."""
     if problem:
         options.refuse_usage(problem)
 
 
 @contextmanager
 def wrong_usage(options: argparse.Namespace) -> Iterator[None]:
-    """Turn a SettingsError of the block into wrong usage, because all its settings come from the command line."""
+    """Turn a SettingsError of the block into wrong usage, because all its settings come from the command line.
+
+    The process then ends with exit code 2.
+    """
     try:
         yield
     except SettingsError as error:
@@ -163,13 +166,19 @@ def _parameter(text: str) -> tuple[str, Any]:
 
 
 def whole(text: str) -> int:
-    """Parse an integer from 1 to 4096, the bounds of a world; raise ArgumentTypeError otherwise."""
+    """Parse an integer from 1 to 4096, the bounds of a world.
+
+    Raise ArgumentTypeError for another integer, and ValueError for anything else; argparse makes both wrong usage.
+    """
     number = int(text)
     return _fitting(number, text, is_fit=1 <= number <= 4096, expected="a number from 1 to 4096")
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return a parser for integers of at least `least`."""
+    """Return a parser for integers of at least `least`.
+
+    It raises ArgumentTypeError for a smaller integer, and ValueError for anything else.
+    """
 
     def bounded(text: str) -> int:
         number = int(text)
@@ -179,19 +188,28 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def positive(text: str) -> float:
-    """Parse a number above 0 and up to 1e8; raise ArgumentTypeError otherwise."""
+    """Parse a number above 0 and up to 1e8.
+
+    Raise ArgumentTypeError for another number, and ValueError for anything else.
+    """
     number = float(text)
     return _fitting(number, text, is_fit=0 < number <= _LARGEST, expected=f"a number above 0 and up to {_LARGEST:.0f}")
 
 
 def rate(text: str) -> float:
-    """Parse a finite number of at least 0; raise ArgumentTypeError otherwise."""
+    """Parse a finite number of at least 0.
+
+    Raise ArgumentTypeError for another number, and ValueError for anything else.
+    """
     number = float(text)
     return _fitting(number, text, is_fit=0 <= number < math.inf, expected="a number from 0 on")
 
 
 def share(text: str) -> float:
-    """Parse a number from 0 to 1; raise ArgumentTypeError otherwise."""
+    """Parse a number from 0 to 1.
+
+    Raise ArgumentTypeError for another number, and ValueError for anything else.
+    """
     number = float(text)
     return _fitting(number, text, is_fit=0 <= number <= 1, expected="a share from 0 to 1")
 
@@ -225,7 +243,7 @@ class Interval(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Keep the number under its unit; refuse units and numbers that the option does not take."""
+        """Keep the number under its unit; raise ArgumentError for units and numbers that the option does not take."""
         text, unit = values
         if unit not in self._units:
             raise argparse.ArgumentError(self, f"expected {' or '.join(self._units)} after the number, got {unit}")
@@ -242,7 +260,7 @@ class Interval(argparse.Action):
 
 
 def find_repeated(flag: str, names: Sequence[str]) -> str:
-    """Return the problem if a name is given twice, else ""."""
+    """Return the problem if a name is given twice, else ""; `flag` is the option that it names."""
     twice = [name for at, name in enumerate(names) if name in names[:at]]
     return f"argument {flag}: expected each name once, got {twice[0]} twice" if twice else ""
 
@@ -256,14 +274,17 @@ def find_unheeded(options: argparse.Namespace, needed: Mapping[str, str]) -> str
 
 
 def _is_given(options: argparse.Namespace, flag: str) -> bool:
-    """Return whether an option was given; 0 counts as given."""
+    """Return whether an option was given; 0 counts as given.
+
+    None, an empty text or list, and a flag that is off do not.
+    """
     value = getattr(options, flag.removeprefix("--").replace("-", "_"))
     # Not by its truth: `--seed 0` is given, and 0 == False, so that only `is` tells a flag that is off from it.
     return value not in (None, "", []) and value is not False
 
 
 def find_train_problem(options: argparse.Namespace) -> str:
-    """Return the problem with the arguments of `train`, or "" if there is none."""
+    """Return the first problem with the arguments of `train`, or "" if there is none."""
     if options.epochs is None and options.steps is None and options.max_time is None:
         return "one of --epochs, --steps and --max-time is needed, or training would have no end"
     judges = options.validate or []
@@ -316,7 +337,7 @@ def find_export_problem(path: str) -> str:
 
 
 def find_load_test_problem(options: argparse.Namespace) -> str:
-    """Return the problem with the arguments of `load-test`, or "" if there is none."""
+    """Return the first problem with the arguments of `load-test`, or "" if there is none."""
     in_drain = options.mode == "drain", "the mode train with it, because drain simulates no steps"
     with_feed = bool(options.feed), "no --feed with it, because that job has its own"
     conflicts = {"--step-ms": in_drain, "--min-utilisation": in_drain, "--workers": with_feed, "--seed": with_feed}

@@ -73,6 +73,8 @@ class Batch(dict[str, Any]):
     def done(self) -> None:
         """Report the batch as trained on, in queue mode; asking for the next one does the same.
 
+        Only the first report of a batch counts.
+
         Raises:
             SettingsError: The stream is in lockstep, where `Feed.trained` does this.
 
@@ -85,6 +87,8 @@ class Batch(dict[str, Any]):
 
     def failed(self, reason: str | None = None) -> None:
         """Report that training on the batch failed, in queue mode: it is leased again, unless that was its last try.
+
+        Only the first report of a batch counts.
 
         Args:
             reason: Why, for people; its first 200 characters are reported. The loaders' log, `loader-server status` and
@@ -102,6 +106,8 @@ class Batch(dict[str, Any]):
 
     def give_back(self) -> None:
         """Return the batch untrained, through no fault of its own, in queue mode: it is leased again.
+
+        Only the first report of a batch counts.
 
         Raises:
             SettingsError: The stream is in lockstep, where `Feed.trained` is simply not called.

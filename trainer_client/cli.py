@@ -35,7 +35,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command, and end the process."""
+    """Run the command that the arguments name (None: those of the process), and end the process with its exit code."""
     run_command(_parser(), arguments)
 
 

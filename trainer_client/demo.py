@@ -77,12 +77,12 @@ feed_keys: dict[str, Any] = {"inputs": _INPUTS, "targets": "text", "weights": "w
 
 
 def model() -> DigitModel:
-    """Return the demo's model."""
+    """Return a new DigitModel, untrained and not compiled."""
     return DigitModel()
 
 
 def optimizer(rate: float = 1e-3) -> keras.optimizers.Optimizer:
-    """Return Adam with gradient clipping."""
+    """Return Adam with this learning rate, which clips each gradient to a norm of 5."""
     return keras.optimizers.Adam(rate, clipnorm=5.0)
 
 
@@ -95,7 +95,7 @@ class ReportingModel(DigitModel):
         self.steps = 0
 
     def train_step(self, data: Any) -> Any:
-        """Run the usual step, and report its batch from within."""
+        """Run the usual step, report its batch from within, and return its logs."""
         inputs, _, weight = data
         logs = super().train_step(data)
         facts = [inputs["tag"], inputs["audio_length"], weight, tf.shape(inputs["audio"])[:2]]
@@ -104,7 +104,7 @@ class ReportingModel(DigitModel):
         return logs
 
     def _seen(self, tags: Any, lengths: Any, weight: Any, shape: Any) -> None:
-        """Report the samples and the shape of a step's batch."""
+        """Report the number, the samples and the shape of a step's batch; masked rows are left out."""
         self.steps += 1
         valid = weight > 0
         self._tell(
@@ -157,7 +157,7 @@ class _Judge:
 
 
 def _collapsed(path: np.ndarray[Any, Any]) -> list[int]:
-    """Return the labels of a CTC path, without repeats and blanks."""
+    """Return the labels of a CTC path, with each run of equal labels as a single label, and without blanks (0)."""
     first = np.concatenate([[True], path[1:] != path[:-1]])
     return list(map(int, path[first & (path != 0)]))
 
@@ -175,7 +175,11 @@ def edit_distance(heard: list[int], spoken: list[int]) -> int:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train until all epochs are done, or the time is up, by the options of the command line."""
+    """Train until all epochs are done, or the time is up, by the options of the command line.
+
+    If the checkpoints have all epochs already, only report that. Raise SettingsError if the job has not the demo's keys
+    or a checkpoint is of another job, LostError if no server answers, and RefusedError if the job refuses the trainer.
+    """
     tell = _tell_json if options.events else _tell_people
     keras.utils.set_random_seed(7)
     with (
@@ -214,7 +218,7 @@ def _tell_people(event: str, **facts: Any) -> None:
 
 
 def main() -> None:
-    """Run the command, and end the process."""
+    """Run the command by the process's arguments, and end the process with its exit code."""
     run_command(_parser(), None)
 
 
@@ -244,7 +248,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent ends, which holds the other end of standard input."""
+    """End this process with exit code 130 when its parent ends, which holds the other end of standard input."""
 
     def watch() -> None:
         while os.read(0, 1):  # not sys.stdin: at the end its lock would be held by this thread

@@ -55,7 +55,7 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
         closing it.
 
     Raises:
-        SettingsError: The data set's graph cannot be sent.
+        SettingsError: The data set's graph cannot be sent, an argument makes no sense, or the stream is in queue mode.
         RefusedError: The job accepts no graphs, or the stream has another one already.
         LostError: The coordinator did not answer in time.
 
@@ -78,7 +78,10 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
 
 
 def _restored(session: FeedSession, spec: Any) -> tf.data.Dataset:
-    """Return the data set of a feed, with the structure that the user's data set has."""
+    """Return the data set of a feed, with the structure that the user's data set has.
+
+    Raise SettingsError if the stream is in queue mode.
+    """
     values = values_of_element(session.spec.fields)
     # With several producers, a shard that ended before others gives elements without rows, so the data set's own static
     # shape need not hold.

@@ -73,7 +73,7 @@ class Feed:
 
         Raises:
             SettingsError: The stream has no sample with this number.
-            LostError: No worker answered.
+            StokerError: No worker answered in time (LostError), or the feed failed or was closed (its own error).
 
         Example:
             >>> feed.tag(0)
@@ -180,7 +180,7 @@ class Feed:
 
         Raises:
             SettingsError: The stream is in queue mode, where it depends on the speed of the other trainers.
-            LostError: The coordinator did not answer.
+            StokerError: No worker answered (LostError), or the feed failed or was closed (its own error).
 
         Example:
             >>> left = feed.rounds_left()
@@ -195,11 +195,14 @@ class Feed:
     def trained(self, rounds: int = 1) -> None:
         """Report rounds as trained on, which moves the cursor past them.
 
+        In an evaluation stream in lockstep this does nothing, nor once a reading to the end has counted the epoch.
+
         Args:
             rounds: How many more rounds; a round is one step of the whole world.
 
         Raises:
-            SettingsError: More rounds than were read and not yet reported.
+            SettingsError: More rounds than were read and not yet reported, or no whole number from 0 on.
+            StokerError: In lockstep: no worker answered (LostError), or the feed failed or was closed (its own error).
 
         Example:
             >>> with feed.open() as reading:
@@ -269,7 +272,7 @@ class Feed:
     def finish(self, work: Callable[[], object]) -> bool:
         """Do something in only one of the trainers, once all epochs are over; for queue mode.
 
-        Waits until all batches are settled. If the trainer that does it dies or fails, another one does it.
+        Waits until all batches are settled. If that trainer dies, or `work` raises (here as well), another one does it.
 
         Args:
             work: A function without arguments, such as one that exports the model.
@@ -278,7 +281,7 @@ class Feed:
             True in the trainer that did it, False in the others; in all of them once it is done.
 
         Raises:
-            SettingsError: `work` is no function, the stream is not in queue mode, or `connect` was given no `epochs`.
+            SettingsError: `work` is no function, or the feed is not one in queue mode that trains for given `epochs`.
             LostError: The coordinator did not answer.
 
         Example:
@@ -310,8 +313,8 @@ class Feed:
             The weighted means by name.
 
         Raises:
-            SettingsError: A value is no number, or a name or a count makes no sense.
-            LostError: The coordinator is lost.
+            SettingsError: A value is no number, a name is too long, there are too many, or a count makes no sense.
+            StokerError: The coordinator or a rank is lost (LostError), or the job ended before (EndedError).
 
         Example:
             >>> feed.aggregate({"loss": 0.5}, rows=32)
@@ -349,7 +352,8 @@ class Feed:
             The data set.
 
         Raises:
-            SettingsError: A key is not there, or `map` comes with others.
+            SettingsError: A key is not there, `map` comes with others, targets come without `inputs`, or the stream is
+                in queue mode and its batches are made whole.
 
         Example:
             >>> data = feed.dataset(inputs=("audio", "audio_length"), targets="text", weights="weight")
@@ -379,7 +383,8 @@ class Feed:
             The data set.
 
         Raises:
-            SettingsError: The stream is no pipeline, or `function` is no function.
+            SettingsError: The stream is no pipeline or in queue mode, or `function` is no function, does not call the
+                marker exactly once, or returns no data set.
 
         Example:
             >>> with trainer_client.connect(pipelines, stream="train") as feed:
@@ -413,7 +418,8 @@ class Feed:
             The distributed data set, which `fit` takes as well.
 
         Raises:
-            SettingsError: The feed was connected with other ranks than the strategy's, or a key is not there.
+            SettingsError: The feed has other ranks than the strategy, a key is not there, `map` comes with others, or
+                targets come without `inputs`.
 
         Example:
             >>> import tensorflow as tf
@@ -448,7 +454,8 @@ class Feed:
             map: As for `dataset`.
 
         Raises:
-            SettingsError: A key is not there.
+            SettingsError: A key is not there, `map` comes with others, or targets come without `inputs`.
+            StokerError: The feed's own error, if it failed or was closed.
 
         Example:
             >>> tried = []
@@ -481,7 +488,7 @@ class Feed:
         self._session.close(seconds(timeout_s, "timeout_s", "feed.close", may_be_zero=True))
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled."""
+        """Raise SettingsError: a feed cannot be pickled."""
         raise only_here("a feed")
 
     def __enter__(self) -> Self:

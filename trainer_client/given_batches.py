@@ -45,17 +45,27 @@ class GivenBatches:
             self._count()
 
     def _count(self) -> None:
-        """Count the batch in hand as trained on, if there is one."""
+        """Count the batch in hand as trained on, if there is one.
+
+        Raise LostError if no worker says how long the epoch is, and the error of a feed that failed or was closed.
+        """
         if self._is_in_hand:
             self._is_in_hand = False
             self._feed.trained()
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the feed after the batch that was given last, which counts as trained on by this call."""
+        """Return the state of the feed after the batch that was given last, which counts as trained on by this call.
+
+        Raise LostError if no server answers.
+        """
         self._count()
         return self._feed.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `state` returned."""
+        """Go back to what `state` returned; the batch in hand does not count.
+
+        Raise SettingsError if it is something else or of another job, stream or plan, RefusedError if other ranks stand
+        at another cursor, and LostError if the coordinator does not answer.
+        """
         self._is_in_hand = False
         self._feed.restore(state)

@@ -60,7 +60,8 @@ def role(  # noqa: PLR0913 - each is a flag with a default
 def ranks_in_world(rank: int | None, replicas: int, world: int | None) -> Ranks:
     """Return the ranks given to `connect`, else those of the environment's role, else rank 0 alone.
 
-    Raise SettingsError if `world` contradicts the environment.
+    Raise SettingsError if `world` contradicts the environment, or if the environment's role is malformed or that of a
+    parameter server, which has no rank.
     """
     if rank is not None or not has_place(os.environ):
         return Ranks(rank=rank or 0, replicas=replicas, world=replicas if world is None else world)

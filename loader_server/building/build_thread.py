@@ -158,12 +158,12 @@ class BuildThread:
 
     @property
     def has_room(self) -> bool:
-        """Whether it can take more builds."""
+        """Whether `load` is below its limit, which is 4 to 16 builds: more, the quicker builds usually are."""
         # Twice as many as are built while outcomes are held back: the poll loop submits more only when it is woken.
         return self.load < min(max(_AHEAD, int(2 * self._hold_s / self._usual_s)), _MOST_AHEAD)
 
     def submit(self, build: Build) -> None:
-        """Queue a build; a reader gets its samples after the current build, and it is built when its turn comes."""
+        """Queue a build for its turn and raise `load`; set `reads` if preparing it has to be left to a reader."""
         self.load += 1
         build.reads = self._builders[build.want.stream].reads(build.want)
         self._builds.put(build)
@@ -177,7 +177,11 @@ class BuildThread:
         return done
 
     def close(self, timeout_s: float) -> bool:
-        """Stop after the current build; return False if it did not end in time and may still write into its buffer."""
+        """End the thread after the builds that were queued before, but for postponed ones, and close the readers.
+
+        Return False if it did not end in time and may still write into a buffer; otherwise close the trial, and return
+        True. Raise MachineError if the trial's killed child does not go away.
+        """
         self._builds.put(None)
         self._thread.join(timeout_s)
         self._readers.close()
@@ -193,7 +197,10 @@ class BuildThread:
                 self._take_turn(self._elsewhere.popleft())
 
     def _take_next(self) -> bool:
-        """Carry out the next build, or return early when postponed builds are due a look; return False at the end."""
+        """Wait for the next build, and carry it out or postpone it; return False at the end, otherwise True.
+
+        Return True without a build when postponed builds are due a look.
+        """
         try:
             while not self._at_hand:
                 self._take_in(self._builds.get(timeout=_LOOK_S if self._elsewhere else None))
@@ -208,7 +215,11 @@ class BuildThread:
         return build is not None
 
     def _take_in(self, build: Build | None) -> None:
-        """Hand the build's samples to a reader and wait a moment: what is in the page cache is there by then."""
+        """Put the build at hand; if it has to be read, have a reader prepare it, and wait a moment for it.
+
+        Nothing is read for a cancelled build, or for None, which ends the queue. After a read that did not end at once,
+        the next `_UNWAITED` reads are not waited for.
+        """
         self._at_hand.append(build)
         if build is None or not build.reads or build.cancelled:
             return
@@ -247,11 +258,11 @@ class BuildThread:
 
     @property
     def _hold_s(self) -> float:
-        """How long an outcome may be held back to be announced with later ones."""
+        """How long an outcome may be held back to be announced with later ones: shorter while builds are quick."""
         return _SOON_S if self._is_quick else _LATER_S
 
     def _runs_out(self) -> bool:
-        """Return whether the thread is about to have no build left."""
+        """Return whether fewer than two builds are left (none, while builds are quick); postponed ones do not count."""
         return len(self._at_hand) + self._builds.qsize() < (1 if self._is_quick else _FEW)
 
     def _announce(self) -> None:
@@ -259,9 +270,10 @@ class BuildThread:
         self._wake()
 
     def _carry_out(self, build: Build) -> Outcome | None:
-        """Return the build's outcome, errors included.
+        """Return the build's outcome, errors included; an outcome without a batch or an error if it was cancelled.
 
-        Return None to postpone it: another worker is building the batch, or its samples have to be read after all.
+        Return None to postpone it: another worker is building the batch, or its samples have to be read after all. An
+        error that a shortage of memory or descriptors caused becomes an ExhaustedError.
         """
         convictions: list[Conviction] = []
         try:
@@ -297,9 +309,10 @@ class BuildThread:
         return now_s < build.patient_s
 
     def _try_samples(self, build: Build, builder: Builder, prepared: Prepared) -> Iterator[Conviction]:
-        """Try the batch's samples in a child process; yield those convicted of killing it.
+        """Try the batch's samples in a child process; yield those convicted of killing, hanging or exhausting it.
 
-        Known culprits are skipped, also those that other workers report while the trial runs.
+        Known culprits are skipped, also those that other workers report while the trial runs, and all samples once the
+        build is cancelled. Raise MachineError for the first sample that cannot be judged.
         """
         assert prepared.raw is not None
         # A generator, so that each condition is looked at just before the sample is tried.
@@ -313,7 +326,11 @@ class BuildThread:
     def _build(
         self, build: Build, builder: Builder, prepared: Prepared, convictions: tuple[Conviction, ...]
     ) -> Outcome:
-        """Build the batch, encode and seal it, and return the outcome; if cancelled, return only the convictions."""
+        """Build the batch and return the outcome; if cancelled, return only the convictions.
+
+        A batch that is not written into a slot is encoded, and sealed if the build has a sealer. Errors are raised
+        again, with the deadline's timer stopped.
+        """
         if build.cancelled:
             return Outcome(build, convictions=convictions)
         payload = build.buffer(prepared.layout.nbytes)

@@ -122,12 +122,15 @@ class Builder:
         self._finite_check = FiniteCheck(stream)
 
     def reads(self, want: Want) -> bool:
-        """Return whether preparing this want may wait for a disk."""
+        """Return whether preparing this want may wait for a disk.
+
+        It cannot at the first attempt if the source writes whole batches without reading ahead.
+        """
         # A retried want always does: its samples are tried one by one, also those that are otherwise written at once.
         return self._gathering is None or self._gathering.reads_ahead or want.attempt > 0
 
     def batches(self, epoch: int, group: int) -> int:
-        """Return the number of batches of an epoch."""
+        """Return the number of batches of an epoch for this group size; opening the epoch may take seconds."""
         return self._get_epoch(epoch, group).batches
 
     def _get_epoch(self, epoch: int, group: int) -> EpochPlan:
@@ -155,7 +158,11 @@ class Builder:
         return epoch.batch(want.number)
 
     def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:
-        """Look the want up in the plan and read its samples, calling `begin` before each; safe in a reader thread."""
+        """Look the want up in the plan and read its samples, calling `begin` before each; safe in a reader thread.
+
+        Culprits and cache hits are not read, nor what a source that writes batches at once has. Raise DataError if the
+        batch is beyond the epoch's end, and ReadError if reading fails.
+        """
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
         shape, layout, gaps = self._laid_out(planned.shape)
@@ -176,7 +183,10 @@ class Builder:
         return Prepared(planned, samples, shape, layout, gaps, raw, read_us, kept, culprits)
 
     def _read_around(self, source: Source, samples: NDArray[np.int64], begin: Callable[[int], None]) -> list[int]:
-        """Read what the source lacks for writing the batch at once; return the rows of culprits, which are skipped."""
+        """Read what the source lacks for writing the batch at once; return the rows of culprits, which are skipped.
+
+        Nothing is read if the source does not read ahead. Raise ReadError if reading fails.
+        """
         culprits = list[int]()
         if self.culprits.keys:
             culprits = [row for row, sample in enumerate(samples.tolist()) if self.is_culprit(sample)]
@@ -200,7 +210,10 @@ class Builder:
     def _read(
         self, samples: Sequence[int], begin: Callable[[int], None], kept: Mapping[int, bytearray]
     ) -> list[bytes | None]:
-        """Return the samples' bytes: None for a culprit, b"" for a cache hit; the others are read."""
+        """Return the samples' bytes: None for a culprit, b"" for a cache hit; the others are read.
+
+        Raise ReadError if reading fails.
+        """
         unread: dict[int, bytes | None] = dict.fromkeys(kept, b"")
         # Most jobs have no culprits: then no sample's identity has to be computed.
         if self.culprits.keys:
@@ -223,7 +236,7 @@ class Builder:
         return True
 
     def release(self) -> None:
-        """End the claim, if there is one: the batch is built, or will not be built here."""
+        """Do nothing; a subclass ends its claim here: the batch is built, or will not be built here."""
 
     def build(
         self,
@@ -234,7 +247,12 @@ class Builder:
         digest: bool = True,
         convicted: AbstractSet[int] = frozenset(),
     ) -> Built:
-        """Write every byte of `payload` and return the facts; `convicted` samples are masked like known culprits."""
+        """Write every byte of `payload` and return the facts; hash it if `digest`, otherwise the digest is 0.
+
+        Samples that cannot be used are masked, as are known culprits and `convicted` samples, and samples with NaN or
+        infinite values if the job masks these. Raise ExhaustedError or MemoryError if memory or descriptors ran out,
+        and ReadError if the machine failed otherwise.
+        """
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
@@ -272,7 +290,10 @@ class Builder:
         )
 
     def _check_finite(self, batch: _BatchInHand, arrays: Mapping[str, NDArray[Any]]) -> tuple[tuple[str, int], ...]:
-        """Return how many samples of a rounded batch have NaN or infinite values, by key; mask them if the job does."""
+        """Return how many samples of a rounded batch have NaN or infinite values, by key; mask them if the job does.
+
+        Return () if none has.
+        """
         suspects = batch.suspects
         # Rounding to a narrower type can overflow to infinity, so what was seen before rounding does not count then.
         if suspects is None or self.stream.float32 != "float32":
@@ -283,7 +304,11 @@ class Builder:
         return self._finite_check.look(suspects, batch.prepared.samples, batch.places, note)
 
     def _write(self, batch: _BatchInHand) -> int:
-        """Write all samples in the quickest way possible; return the number of valid rows."""
+        """Write all samples in the quickest way possible; return the number of valid rows.
+
+        Samples that cannot be used are masked. Raise ExhaustedError or another error if memory or descriptors ran out,
+        and ReadError if the machine failed otherwise.
+        """
         prepared = batch.prepared
         if self._gathering is not None and prepared.raw is None:
             return self._write_at_once(self._gathering, batch)
@@ -301,6 +326,7 @@ class Builder:
         """Decode, transform and write all samples at once; return the number of valid rows.
 
         Return None if the source has no faster way to decode them together; the caller then writes sample by sample.
+        Pass on any error, also that of one bad sample: nothing is masked here.
         """
         # No deadline for each sample here: only quick sources and built-in transforms take a batch at once.
         began_ns = time.perf_counter_ns()
@@ -316,8 +342,9 @@ class Builder:
     def _fall_back(self, error: BaseException, batch: _BatchInHand) -> int:
         """Write sample by sample a batch that could not be written at once, and count why.
 
-        Either a sample turns out to be bad, or the fast way has a defect, which is logged. If memory or descriptors ran
-        out, re-raise: nobody knows through which sample, and trials have to find out.
+        Either a sample turns out to be bad, or the fast way has a defect, which is logged; return the number of valid
+        rows. If memory or descriptors ran out, re-raise: nobody knows through which sample, and trials have to find
+        out. An error of writing sample by sample is counted and raised again.
         """
         if find_exhaustion(error) is not None:
             self.fallbacks.count("exhausted")
@@ -335,7 +362,10 @@ class Builder:
         return rows
 
     def _write_at_once(self, source: Gathers, batch: _BatchInHand) -> int:
-        """Let the source write all samples but culprits; return the number of valid rows."""
+        """Let the source write all samples but culprits, which are masked; return the number of valid rows.
+
+        Pass on any error of the source.
+        """
         places, prepared = batch.places, batch.prepared
         places.begin()
         look = None
@@ -355,7 +385,10 @@ class Builder:
         batch.suspects |= self._finite_check.suspects(rows)
 
     def _write_each(self, batch: _BatchInHand) -> int:
-        """Write sample by sample; return the number of valid rows."""
+        """Write sample by sample, masking those that cannot be used; return the number of valid rows.
+
+        Raise ExhaustedError if memory or descriptors ran out, and ReadError if the machine failed otherwise.
+        """
         places, prepared = batch.places, batch.prepared
         assert prepared.raw is not None
         places.begin()
@@ -372,7 +405,9 @@ class Builder:
     ) -> dict[str, NDArray[np.generic]] | None:
         """Return the values of one sample, or None if it is masked, which is logged and counted.
 
-        Raise ExhaustedError if memory or descriptors ran out: a shortage does not mask a sample.
+        A culprit is masked, a sample that cannot be used, and one that is longer than `room`. Raise ExhaustedError if
+        memory or descriptors ran out: a shortage does not mask a sample. Any other error, such as ReadError, is raised
+        again.
         """
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
@@ -396,7 +431,11 @@ class Builder:
         return values
 
     def _values(self, sample: int, raw: bytes, batch: _BatchInHand) -> dict[str, NDArray[np.generic]]:
-        """Return the sample's transformed values, starting from cached features if there are any."""
+        """Return the sample's transformed values, starting from cached features if there are any.
+
+        With a feature cache, a sample that was not in it is kept there. Raise SampleError if the sample cannot be used,
+        ReadError if the machine failed, and MemoryError if memory ran out.
+        """
         stream, features = self.stream, self._features
         blob = batch.prepared.kept.get(sample)
         batch.decoded += blob is None
@@ -419,7 +458,8 @@ class Builder:
     def _too_long(self, key: str, most: int, got: int, built: tuple[int, int, bytes]) -> SampleError:
         """Return the error for a value longer than planned.
 
-        The sample is transformed once more, this time step by step, to name the transform that made it too long.
+        The sample is transformed once more, this time step by step, to name the transform that made it too long; a
+        cache hit is read again.
         """
         stream, (epoch, sample, raw) = self.stream, built
         # The bytes of a cache hit were never read.

@@ -176,7 +176,10 @@ class CrashTrial:
                 yield Conviction(sample, stream.identity(sample), ", ".join(convicting_ends(tries, self._needed)))
 
     def _try(self, stream: Stream, epoch: int, sample: int, raw: bytes) -> Try:
-        """Try one sample in a child and return the result."""
+        """Try one sample in a child and return the result: it passed, the child ended or hung, or something ran out.
+
+        Raise MachineError if no child gets ready, or if a killed one does not go away.
+        """
         child = self._get_ready_child(stream, sample)
         is_fresh = child.is_fresh  # until it has a sample in hand
         child.hand(epoch, sample, raw)
@@ -198,7 +201,8 @@ class CrashTrial:
     def _get_ready_child(self, stream: Stream, sample: int) -> _TrialProcess:
         """Return a child that has opened the same job, index and transforms as this worker, starting one if needed.
 
-        Raise MachineError if it does not start, or has opened something else.
+        A child of another stream is ended first. Raise MachineError if a child does not start, is not ready in time,
+        cannot open the job, has opened something else, or does not go away.
         """
         if self._child is not None and self._child.stream != stream.name:
             self.close()
@@ -216,7 +220,7 @@ class CrashTrial:
         return self._child
 
     def close(self) -> None:
-        """End the child, if there is one."""
+        """End the child, if there is one; raise MachineError if even a killed child does not go away."""
         if self._child is not None:
             child, self._child = self._child, None
             child.end()
@@ -246,7 +250,10 @@ def _failed(stream: Stream, sample: int, got: str) -> MachineError:
 
 
 def serve_trials(arguments: Sequence[str]) -> None:
-    """Run as a trial's child process: open the job, then try samples until the worker closes the socket."""
+    """Run as a trial's child process: open the job, then try samples until the worker closes the socket.
+
+    If the job cannot be opened, send the error to the worker and return. Raise SystemExit if the parent has ended.
+    """
     _, job_path, name, parent, _, answers = arguments
     # Ctrl-C reaches the whole process group; it is the worker that ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

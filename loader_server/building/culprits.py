@@ -46,7 +46,10 @@ class KnownCulprits:
         self._found: frozenset[int] = frozenset()
 
     def hear(self, keys: Iterable[int]) -> None:
-        """Replace the coordinator's list with its new one, whose missing samples were forgiven."""
+        """Replace the coordinator's list with its new one; a sample that is missing from it was forgiven.
+
+        Samples found here stay, until a list has had them.
+        """
         listed = frozenset(keys)
         # Once the coordinator lists a find of ours, only its list counts: missing from a later list means forgiven.
         # Until then its lists were sent before it heard of the find.

@@ -43,7 +43,10 @@ def builder_fingerprint(streams: Mapping[str, Stream], sent: Mapping[str, str]) 
 
 
 def builder_parts(streams: Mapping[str, Stream], sent: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the named parts of the fingerprint, to compare with those of a worker that has another one."""
+    """Return the named parts of the fingerprint, to compare with those of a worker that has another one.
+
+    Long names are cut, long values are replaced by their hash, and only the first `MOST_PARTS` parts are returned.
+    """
     parts = {"streams of the job": ", ".join(sorted(streams.keys() | sent.keys()))}
     for name, stream in sorted(streams.items()):
         if name not in sent:
@@ -57,7 +60,10 @@ def builder_parts(streams: Mapping[str, Stream], sent: Mapping[str, str]) -> tup
 
 
 def differing_parts(own: Iterable[tuple[str, str]], others: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the names of parts that differ from another machine's, with both values where these may be shown."""
+    """Return the names of parts that differ from another machine's, with both values where these may be shown.
+
+    Left out are parts that differ only because of another, and the release if bytes and plans have the same version.
+    """
     here, there = dict(own), dict(others)
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     # Releases with the same bytes and plans build the same batches: the cause is another part.
@@ -67,7 +73,10 @@ def differing_parts(own: Iterable[tuple[str, str]], others: Iterable[tuple[str, 
 
 
 def _follows(name: str, names: list[str]) -> bool:
-    """Return whether this part differs only because another one does, which tells more."""
+    """Return whether this part differs only because another one in `names` does, which tells more.
+
+    That is so for a plan (of its index or the plans' version) and for all transforms of a stream; never for others.
+    """
     # A plan's digest has the index in it, and the transforms' fingerprint the packages: naming the consequence beside
     # its cause would send people looking in two places.
     kind, _, stream = name.partition(" of stream ")

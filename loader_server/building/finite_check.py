@@ -49,9 +49,10 @@ class FiniteCheck:
         places: Places,
         note: Callable[[int, SampleError], None],
     ) -> tuple[tuple[str, int], ...]:
-        """Return how many samples have NaN or infinite values, by key.
+        """Return how many samples have NaN or infinite values, by key, for those `suspects` that any sample has.
 
-        If the job masks such samples, clear their places and call `note` once for each.
+        Warn of the first sample of each key, once. If the job masks such samples, clear their places and call `note`
+        once for each.
         """
         looked_through = {key: places.not_finite(key) for key in self._keys if key in suspects}
         found = {key: unfit for key, unfit in looked_through.items() if unfit}

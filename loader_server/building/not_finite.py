@@ -87,7 +87,10 @@ def mask_row(arrays: Mapping[str, NDArray[Any]], row: int, sample: int) -> None:
 
 
 def mask_stretch(arrays: Mapping[str, NDArray[Any]], key: str, row: int, stretch: slice) -> None:
-    """Clear the place of one sample in a packed row; the row's length becomes the end of its last remaining sample."""
+    """Clear the place of one sample in a packed row; the row's length becomes the end of its last remaining sample.
+
+    A row that has no sample left gets length 0 and weight 0.
+    """
     segments = arrays[f"{key}_segment"][row]
     for name in (key, f"{key}_segment", f"{key}_position"):
         arrays[name][row, stretch] = 0

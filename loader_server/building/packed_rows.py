@@ -56,7 +56,7 @@ class PackedRows:
 
     @property
     def most_room(self) -> int:
-        """The most cells that any sample has up to the next one."""
+        """The most cells that any sample has up to the next one or the row's end; 0 without samples."""
         return int(self._room.max(initial=0))
 
     def write(
@@ -64,7 +64,8 @@ class PackedRows:
     ) -> None:
         """Write the values of the kept samples, one a row of `values`, and their marks.
 
-        `out` holds the rows, the segments and the positions. Raise ValueError if a sample is longer than its place.
+        `out` holds the rows, the segments and the positions. Raise ValueError, with nothing written, if a sample is
+        longer than its place.
         """
         # Checked before anything is written: a sample that is too long would run into the next one in its row.
         if (lengths > self._room[kept]).any():

@@ -50,7 +50,7 @@ class RowPlaces:
         return {field.key: self._arrays[field.key].shape[1] for field in self._fields if field.padded}
 
     def begin(self) -> None:
-        """Write weight and sample number of each row."""
+        """Write the weight, 1, and the sample's number into each row that has a sample."""
         end = len(self._samples)
         self._arrays["weight"][:end] = 1
         self._arrays["tag"][:end] = self._samples
@@ -60,7 +60,7 @@ class RowPlaces:
         return self._room
 
     def write(self, at: int, values: _Values) -> None:
-        """Write one sample."""
+        """Write one sample into its row: padded keys with their length and zeros behind, other keys as they are."""
         arrays = self._arrays
         for field in self._fields:
             value, place = values[field.key], arrays[field.key][at]
@@ -72,7 +72,7 @@ class RowPlaces:
                 arrays[field.key][at] = value
 
     def mask(self, at: int) -> None:
-        """Clear a sample's row, which keeps the sample's number."""
+        """Clear a sample's row, weight included; it keeps the sample's number."""
         mask_row(self._arrays, at, int(self._samples[at]))
 
     clear = mask
@@ -80,8 +80,9 @@ class RowPlaces:
     def gather(self, source: Gathers, masked: Sequence[int], look: Look | None = None) -> None:
         """Let the source write all samples at once, except those that are masked.
 
-        With `look` the source writes a piece of the rows at a time, and `look` is called with each while it is still in
-        the processor's cache. Reading 10 MB of a finished batch again takes as long as writing it did.
+        With `look`, and if none is masked, the source writes a piece of the rows at a time, and `look` is called with
+        each while it is still in the processor's cache. Reading 10 MB of a finished batch again takes as long as
+        writing it did. Pass on any error of the source.
         """
         samples, end = self._samples, len(self._samples)
         keys = [name for field in self._fields for name in (field.key, f"{field.key}_length")]
@@ -129,17 +130,17 @@ class PackedPlaces:
         self._rows = PackedRows(rows, offsets, arrays[key].shape[1])
 
     def begin(self) -> None:
-        """Clear all rows, and write the number of each row's first sample."""
+        """Clear all rows, and write the number of each row's first sample; a row without samples gets tag -1."""
         _leave_empty(self._arrays, 0)
         firsts = self._rows.firsts
         self._arrays["tag"][self._rows.rows[firsts]] = self._samples[firsts]
 
     def room(self, at: int) -> Mapping[str, int]:
-        """Return the most steps that a sample may have before the next one begins, by key."""
+        """Return the most steps that a sample may have before the next one begins or the row ends, by key."""
         return {self._key: self._rows.places[at].room}
 
     def write(self, at: int, values: _Values) -> None:
-        """Write one sample and its marks."""
+        """Write one sample and its marks; its row becomes valid, with a length up to the end of this sample."""
         arrays, key, place = self._arrays, self._key, self._rows.places[at]
         value = values[key]
         stop = place.offset + len(value)
@@ -152,14 +153,15 @@ class PackedPlaces:
         """Leave the place of a sample empty; `begin` cleared it."""
 
     def clear(self, at: int) -> None:
-        """Clear the place of a sample that was written."""
+        """Clear the place of a sample that was written; the row gets the length and weight of the samples left."""
         place = self._rows.places[at]
         mask_stretch(self._arrays, self._key, place.row, slice(place.offset, place.offset + place.room))
 
     def gather(self, source: Gathers, masked: Sequence[int], look: Look | None = None) -> None:
         """Let the source write all samples at once, except those that are masked, and move each into its place.
 
-        `look` is never called: a piece of packed rows is not a piece of samples.
+        `look` is never called: a piece of packed rows is not a piece of samples. Raise ValueError if a sample is longer
+        than its place; pass on any error of the source.
         """
         if not len(self._samples):
             return
@@ -175,7 +177,7 @@ class PackedPlaces:
         arrays["weight"][rows_kept] = 1
 
     def finish(self, masked: int) -> int:
-        """Return the number of valid rows."""
+        """Return the number of valid rows, which have at least one sample that was written."""
         return int(self._arrays["weight"].sum())
 
     def not_finite(self, key: str) -> list[int]:
@@ -199,7 +201,7 @@ def places_of(stream: Stream, prepared: Prepared, arrays: Mapping[str, NDArray[A
 
 
 def _leave_empty(arrays: Mapping[str, NDArray[Any]], rows: int) -> None:
-    """Clear the rows from `rows` on, which hold no sample."""
+    """Clear the rows from `rows` on, which hold no sample, and set their tags to -1."""
     if rows == len(arrays["tag"]):
         return
     for array in arrays.values():

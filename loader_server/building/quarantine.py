@@ -60,7 +60,10 @@ class Quarantine:
             return None
 
     def note(self, stream: str, sample: int, name: str, error: SampleError) -> None:
-        """Record a sample whose row was masked; if the file cannot be written, log it instead."""
+        """Count a masked row by reason, and write its sample down; if the file cannot be written, log it instead.
+
+        A sample is written only once for each reason.
+        """
         with self._lock:
             self.counts[error.reason] += 1
             key = (stream, sample, error.reason)
@@ -74,7 +77,7 @@ class Quarantine:
             self._log.warning("sample is masked", **facts, quarantine=f"{self._path}: {failure.strerror}")
 
     def _append(self, line: dict[str, object]) -> None:
-        """Write one line; raise OSError if the file is not open or the disk is full."""
+        """Write one line; raise OSError if the file is not open or cannot be written, such as on a full disk."""
         if self._file is None:
             raise OSError(errno.EBADF, "it could not be opened")
         # One write in append mode, so that lines of several workers do not mix. A full disk may take only part of it.
@@ -84,6 +87,6 @@ class Quarantine:
             self._torn = b"\n" if data else b""
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, if it was opened."""
         if self._file is not None:
             os.close(self._file)

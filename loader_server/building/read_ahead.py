@@ -107,7 +107,7 @@ class PendingRead(Generic[T]):
         self._at = (sample, time.monotonic())
 
     def since_s(self) -> float | None:
-        """Return since when the current sample is being read; None before the first."""
+        """Return since when (by `time.monotonic`) the current sample is being read; None before the first."""
         at = self._at
         return at[1] if at is not None else None
 
@@ -124,7 +124,10 @@ class PendingRead(Generic[T]):
             self._waited = time.perf_counter() - began_s > 2 * busy_s
 
     def ends_at_once(self, time_s: float) -> bool:
-        """Wait up to `time_s`; return whether it ended in that time and did not mostly wait for a disk."""
+        """Wait up to `time_s`; return whether it ended in that time, with a result or an error, and was mostly busy.
+
+        Return False if it had no CPU for more than half of its time, waiting for a disk or for the interpreter.
+        """
         try:
             self.future.exception(time_s)
         except TimeoutError:
@@ -179,7 +182,10 @@ class ReadAhead:
         return pending
 
     def wait_for(self, pending: PendingRead[T]) -> T:
-        """Return what was read; raise its error, or ReadError past the deadline. Only one thread may wait."""
+        """Return what was read; raise its error, or ReadError if reading one sample takes longer than the timeout.
+
+        Only one thread may wait.
+        """
         while not pending.future.done():
             pause_s = self._give_up_late(time.monotonic())
             # If this process was stopped (SIGSTOP), the read may end at once now: give it that chance.
@@ -210,7 +216,10 @@ class ReadAhead:
             pass
 
     def _read_next(self) -> bool:
-        """Carry out the next read, keeping no reference to it; return whether this thread should go on."""
+        """Wait for the next read and carry it out, keeping no reference to it; return whether this thread should go on.
+
+        Return False once `close` was called, or if the read hung and another thread has taken this one's place.
+        """
         # A function of its own, so that a thread that waits for work does not hold the bytes of its last batch.
         pending = self._tasks.get()
         if pending is None:
@@ -230,7 +239,7 @@ class ReadAhead:
         return not pending.given_up
 
     def close(self) -> None:
-        """End the threads, except those that hang."""
+        """Let the threads end once the submitted reads are done, except those that hang."""
         # As many as there are threads that do not hang; a read that returns later finds its place taken, and ends.
         for _ in range(_READERS):
             self._tasks.put(None)
@@ -247,9 +256,10 @@ class LookAhead:
         self._next: tuple[tuple[int, int], int] = ((-1, -1), 0)
 
     def after(self, epoch: EpochPlan, which: tuple[int, int], number: int) -> None:
-        """Announce the samples of the batches after `number`, which was just read.
+        """Announce the samples of the batches after `number`, which was just read, as far as the epoch goes.
 
-        Return at once if another thread is doing so; stop early once the source can take no more.
+        Return at once if another thread is doing so; stop early once the source can take no more, and after
+        `_MOST_BATCHES_AHEAD` batches. Samples announced before and those that `unkept` filters out are left out.
         """
         # Readers call this after each batch. One of them is enough, and a hint is not worth waiting for.
         if not self._source.looks_ahead() or not self._lock.acquire(blocking=False):

@@ -85,7 +85,10 @@ class SendBuffers:
             del self._free[0]
 
     def give_back(self, buffer: NDArray[np.uint8]) -> None:
-        """Put a buffer that no one references back into the pool; small ones are left to the garbage collector."""
+        """Put a buffer that no one references back into the pool; small ones are left to the garbage collector.
+
+        If all buffers together exceed the bound, free ones are dropped, those unused for longest first.
+        """
         # `take` lent a slice, whose base is the whole buffer. Small memory is no slice, and is not kept.
         whole = buffer.base
         if not isinstance(whole, np.ndarray):

@@ -80,7 +80,11 @@ Try: TypeAlias = "Passed | ChildEnded | RanOut"
 
 
 def judge(tries: Sequence[Try], needed: Room) -> TrialVerdict:
-    """Return the verdict after these tries; `needed` is the room that a sample may take without being at fault."""
+    """Return the verdict after these tries; `needed` is the room that a sample may take without being at fault.
+
+    The sample passed if the last try did, and is at fault after two tries that count against it. It is unjudged if the
+    last child was ended from outside, or after five tries; otherwise it is to be tried again.
+    """
     last = tries[-1] if tries else None
     # A sample that passes once is used, whatever became of the tries before: what ended those was not the sample alone.
     if isinstance(last, Passed):
@@ -94,7 +98,10 @@ def judge(tries: Sequence[Try], needed: Room) -> TrialVerdict:
 
 
 def convicting_ends(tries: Sequence[Try], needed: Room) -> list[str]:
-    """Return the ends of the tries that count against the sample."""
+    """Return the ends of the tries that count against the sample.
+
+    These are children that ended by themselves, and fresh ones that ran out although `needed` was free.
+    """
     return [attempt.end for attempt in tries if not isinstance(attempt, Passed) and _convicts(attempt, needed)]
 
 
@@ -122,7 +129,10 @@ class ExhaustedError(MachineError):
 
 
 def exhausted(error: BaseException, in_hand: str, where: str) -> ExhaustedError | None:
-    """Return an ExhaustedError naming the work in hand if `error` is or was caused by a shortage, else None."""
+    """Return an ExhaustedError naming the work in hand if `error` is or was caused by a shortage, else None.
+
+    An ExhaustedError is returned as it is, and the words of another MachineError are kept.
+    """
     if isinstance(error, ExhaustedError):
         return error
     shortage = find_exhaustion(error)

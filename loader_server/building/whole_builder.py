@@ -56,7 +56,10 @@ class WholeBuilder(Builder):
         return True
 
     def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:
-        """Have the source make the batch, and lay it out by the lengths that it has; an empty want makes nothing."""
+        """Have the source make the batch, and lay it out by the lengths that it has; an empty want makes nothing.
+
+        Raise DataError if the batch is beyond the epoch's end, and any error of making it.
+        """
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
         values = None if want.empty else self._source.make_batch(want.epoch, want.number, begin)
@@ -83,7 +86,10 @@ class WholeBuilder(Builder):
         digest: bool = True,
         convicted: AbstractSet[int] = frozenset(),  # there are no samples
     ) -> Built:
-        """Copy the batch into `payload`, writing every byte, and return the facts."""
+        """Copy the batch into `payload`, writing every byte, and return the facts; hash it if `digest`, else give 0.
+
+        Without a batch, the rows are empty, with tag -1. NaN and infinite values are counted, never masked.
+        """
         began_ns = time.perf_counter_ns()
         assert isinstance(prepared, _Made)
         arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)

@@ -38,7 +38,9 @@ def ask_coordinator(
 ) -> _Answer:
     """Send a question to the coordinator, and return its answer.
 
-    Raises RefusedError if it refuses, or LostError if no answer of the expected kind comes in time.
+    Raises RefusedError if it refuses, LostError if its first message is no answer of the expected kind or none comes in
+    time, SettingsError if a key or the endpoint cannot be used, ProtocolError if the answer cannot be decoded, and
+    MachineError if too few open files or too little memory are left.
     """
     own = ClientKeys.read_any(keys, to="coordinator") if keys else None
     until_s = time.monotonic() + timeout_s
@@ -75,14 +77,17 @@ def connected(address: str, keys: ClientKeys | None, linger_ms: int | None = Non
 
 
 def _wait_for_address(followed: FollowedEndpoint, until_s: float) -> None:
-    """Wait until the endpoint file, if there is one, names an address."""
+    """Wait until the endpoint file, if there is one, names an address, or until this time.
+
+    Raise SettingsError if the file is unsafe.
+    """
     while not followed.address and time.monotonic() < until_s:
         time.sleep(_LOOK_S)  # a file of another host's does not wake us
         followed.look()
 
 
 def _wait_for(dealer: zmq.Socket[bytes], event: int, until_s: float) -> bool:
-    """Return whether the socket can be sent on, or read from, before this time."""
+    """Wait, and return whether the socket can be sent on, or read from, before this time (`time.monotonic`)."""
     # In short waits, because Python misses a signal that arrives just as it begins to wait (see shared.commands).
     while (left_s := until_s - time.monotonic()) > 0:
         if dealer.poll(int(1000 * min(left_s, LONGEST_WAIT_S)) + 1, event):

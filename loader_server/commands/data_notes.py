@@ -49,13 +49,19 @@ def notes_of(chain: Chain, opened: OpenedSource) -> Facts:
 
 
 def low_rates_of(chain: Chain, opened: OpenedSource) -> tuple[LowRate, ...]:
-    """Return the groups of recordings whose rate is below what a transform resamples them to."""
+    """Return the groups of recordings whose rate is below what a transform resamples them to; () without rates.
+
+    Groups count only if the transform makes no bands, or bands stay empty.
+    """
     rates = opened.source.uncut.lengths.get("audio_rate")
     return () if rates is None else tuple(low_rates(chain, np.asarray(rates)))
 
 
 def facts_of(letters: LettersReport | None, rates: tuple[LowRate, ...]) -> Facts:
-    """Return facts on letters, if a transform drops any, and on recordings with a low rate, if there are any."""
+    """Return facts on letters, if a transform drops any, and on recordings with a low rate, if there are any.
+
+    The facts on letters are counts, or the reason why there are none.
+    """
     facts: Facts = {"low_rates": [asdict(rate) for rate in rates]} if rates else {}
     if letters is None:
         return facts

@@ -67,7 +67,7 @@ def index_missing(job: JobFile) -> None:
     """Make the missing indexes, and check the others' data for changes.
 
     Streams whose data set a trainer has to send first are skipped. Raises DataError if indexed data have changed, or
-    drop more letters than the job file allows now.
+    drop more letters than the job file allows now, and what `index_streams` raises.
     """
     indexed = [name for name in job.recipes if job.is_indexed(name)]
     missing = [name for name in job.recipes if name not in indexed and not job.is_awaited(name)]
@@ -81,7 +81,9 @@ def index_missing(job: JobFile) -> None:
 def _refuse_dropping(job: JobFile, recipe: StreamRecipe) -> None:
     """Raise DataError if the counts that are kept show more dropped letters than the job file allows now.
 
-    Counts do not apply if a user's own transform comes first: it may change the texts.
+    Counts do not apply if a user's own transform comes first: it may change the texts. Nothing happens without counts
+    or without the transform that drops letters. Raise DataError also if an index cannot be read, and SettingsError if
+    the transform's settings are invalid.
     """
     names = recipe.settings.transforms
     if _CHARACTERS not in names or any(":" in name for name in names[: names.index(_CHARACTERS)]):
@@ -97,7 +99,7 @@ def _refuse_dropping(job: JobFile, recipe: StreamRecipe) -> None:
 def _look_for_changes(sources: Sequence[tuple[SourceSpec, Path]]) -> None:
     """Check files of these sources for changes, before training; open only sources that have such a check.
 
-    Raises DataError if a source has changed since it was indexed.
+    Raises DataError if a source has changed since it was indexed, or its index is not one of these data and settings.
     """
     checked = [(spec, folder) for spec, folder in sources if spec.kind.look_for_changes is not Source.look_for_changes]
     left_s = _LOOK_S
@@ -133,7 +135,10 @@ def index_streams(
 
 
 def _show_finished(failed: str, reports: Mapping[str, IndexReport], names: Sequence[str]) -> None:
-    """Print which indexes are complete in spite of the error that follows: they need not be made again."""
+    """Print on standard error which indexes are complete in spite of the error that follows, and what is not begun.
+
+    The complete ones need not be made again.
+    """
     show(reports, as_json=False, out=sys.stderr)
     finished = {title.partition(", ")[0] for title in reports}
     left = [name for name in names if name != failed and name not in finished]
@@ -144,7 +149,12 @@ def _show_finished(failed: str, reports: Mapping[str, IndexReport], names: Seque
 def _index_stream(
     job: JobFile, name: str, request: Callable[..., IndexRequest], *, force: bool
 ) -> dict[str, IndexReport]:
-    """Make the indexes of all sources of one stream, each by a request of its own; return their reports."""
+    """Make the indexes of all sources of one stream, each by a request of its own; return their reports.
+
+    Those that are up to date are kept, unless `force` is set. Raise DataError for data that cannot be indexed,
+    SettingsError for a closed folder or settings that would stop the job at its start, and MachineError if there is no
+    room.
+    """
     reports = {}
     recipe = job.recipes[name]
     for spec, folder in sources_of(job, recipe):
@@ -162,7 +172,10 @@ def _index_stream(
 
 
 def _chain(recipe: StreamRecipe, source: Source) -> Chain:
-    """Return the stream's transforms; raise now if no key has its `length`, because indexing may take hours."""
+    """Return the stream's transforms; raise SettingsError now if no key has its `length`: indexing may take hours.
+
+    That is not checked for whole batches, several sources, or lengths that have to be measured.
+    """
     chain = recipe.chain(source.fields)
     settled = not (recipe.whole or chain.measured or len(recipe.sources) > 1)
     if settled and all(field.key != recipe.settings.length for field in chain.fields):
@@ -172,6 +185,8 @@ def _chain(recipe: StreamRecipe, source: Source) -> Chain:
 
 def _try_keys(job: JobFile, recipe: StreamRecipe) -> list[tuple[LowRate, ...]]:
     """Raise now for a key that would stop the job at its start, or mask every sample of a source of a mixture.
+
+    That is a SettingsError, or a DataError if the index does not suit the chain or a first sample cannot be read.
 
     Returns:
         For each source, the recordings whose rate is below what the transforms make of it.
@@ -193,7 +208,10 @@ def show(
     as_json: bool,
     out: TextIO | None = None,
 ) -> None:
-    """Print the reports, as lines or as JSON."""
+    """Print the reports, as lines or as JSON; with lines, bad rows go to standard error.
+
+    `out` is where lines on indexes go: standard output, if it is None.
+    """
     if as_json:
         print(json.dumps(_plain_facts(reports, statistics)))
         return
@@ -214,7 +232,10 @@ def show(
 
 
 def _lines_on_bad(report: IndexReport) -> Iterator[str]:
-    """Yield the first bad rows, unless they were printed when the index was made, how many there are, and remedies."""
+    """Yield the first bad rows, unless they were printed when the index was made, how many there are, and remedies.
+
+    Yield nothing if there are none.
+    """
     for bad in report.bad[: 0 if report.unchanged else _SHOWN]:
         yield f"left out: {bad.where}, line {bad.line}: {bad.reason}: {bad.detail}"
     if report.bad:

@@ -55,7 +55,7 @@ def _refuse_port(advertise: str) -> None:
 
 
 def _refuse_options_of_joining(options: argparse.Namespace) -> None:
-    """Raise SettingsError for options that a machine's own jobs do not have: their job files set the same."""
+    """Raise SettingsError for options that only jobs to join have: the job files of a machine's own set the same."""
     for name in ("keys", "state", "data", "index", "accept_code"):
         if getattr(options, name) not in (None, False):
             raise SettingsError(
@@ -77,7 +77,11 @@ def fetch_jobs(options: argparse.Namespace) -> int:
 
 
 def _joining(options: argparse.Namespace) -> list[JoinSettings]:
-    """Return the settings to join each job; all endpoints are checked before anything is fetched."""
+    """Return the settings to join each job; all endpoints are checked before anything is fetched.
+
+    Raise SettingsError for a job file among them, --accept-code without --keys, or an endpoint that is malformed or may
+    not be joined.
+    """
     joining = [_join_settings(endpoint, options) for endpoint in options.job]
     for settings in joining:
         settings.follow()
@@ -85,7 +89,7 @@ def _joining(options: argparse.Namespace) -> list[JoinSettings]:
 
 
 def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
-    """Return the settings to join one job; raise SettingsError for options that do not go together."""
+    """Return the settings to join one job; raise SettingsError for a job file, or --accept-code without --keys."""
     if "://" not in endpoint:
         raise SettingsError(
             expected="endpoints alone, or job files alone",
@@ -112,12 +116,12 @@ def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
 
 
 def announce_joined(name: str, endpoint: str, workers: int) -> None:
-    """Print that a job was joined."""
+    """Print that a job was joined, with its endpoint and the number of this host's workers."""
     print(f"Job {name} at {endpoint} has {workers} workers of this host. Ctrl-C ends them.", flush=True)
 
 
 def announce(name: str, endpoint: str, workers: int) -> None:
-    """Print that a job is served."""
+    """Print that a job is served, with its endpoint and the number of workers."""
     print(f"Job {name} is served at {endpoint} by {workers} workers. Ctrl-C ends it.", flush=True)
 
 
@@ -135,7 +139,8 @@ def add_job(options: argparse.Namespace) -> int:
 def end_job(options: argparse.Namespace) -> int:
     """Have a job end once its trainers have left, or after so many seconds; with Ctrl-C, at once.
 
-    Return the exit code, or raise LostError if no process serves the job.
+    Return the exit code. Raise LostError if no process serves the job, or the error with which the process refuses;
+    raise KeyboardInterrupt again if `drain` is 0.
     """
     state = JobFolder(options.job).state
     try:

@@ -39,8 +39,9 @@ _SHOWN = 8
 def run(options: argparse.Namespace) -> int:
     """Print the plan of one stream, and return the exit code.
 
-    With `find`, print the places of a sample instead; with `diff`, the difference to another job. Raises SettingsError
-    for a stream, sample or group that the job does not have.
+    With `find`, print the places of a sample instead; with `diff`, the difference to another job; with `plot`, draw the
+    plan last. Raises SettingsError for a stream, sample or group that the job does not have, or to plot without
+    matplotlib, and DataError if the data are not indexed, leave no sample to plan, or lose too many letters.
     """
     job = read_job(options.job)
     group = options.group or job.settings.group or 1
@@ -77,7 +78,8 @@ def _print(answer: dict[str, Any], tables: tuple[Table, ...], lines: list[str], 
 def open_stream(job: JobFile, name: str) -> Stream:
     """Open the stream, with a progress bar if its plan takes long.
 
-    Raises SettingsError if the job has no such stream, or if its source makes whole batches.
+    Raises SettingsError if the job has no such stream, if its source makes whole batches, or if its settings do not fit
+    its data; raises DataError if there is no index that fits, or no sample is left to plan.
     """
     if name not in job.recipes:
         raise SettingsError(
@@ -98,7 +100,10 @@ def open_stream(job: JobFile, name: str) -> Stream:
 
 
 def _facts(stream: Stream, group: int, epoch: int) -> dict[str, Any]:
-    """Return the facts of the plan and notes on its data, with the digest that cursors and `status` show."""
+    """Return the facts of the plan and notes on its data, with the digest that cursors and `status` show.
+
+    Raises SettingsError if batches cannot come in such groups, or DataError if the chain drops too many letters.
+    """
     notes = {}
     for opened in stream.sources:
         # The title that `index` gives it, by which two job files can be compared.
@@ -110,13 +115,13 @@ def _facts(stream: Stream, group: int, epoch: int) -> dict[str, Any]:
 
 
 def _bundle_facts(job: JobFile) -> dict[str, Any]:
-    """Return how much a host that joins the job fetches; nothing if that is not known."""
+    """Return how many bytes a host that joins the job fetches, and the limit of these; {} if that is not known."""
     nbytes = bundle_nbytes(job)
     return {} if nbytes is None else {"bundle": {"bytes": nbytes, "most": job.settings.bundle_bytes}}
 
 
 def find_sample(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
-    """Return the places in an epoch of the sample with this name.
+    """Return the places in an epoch of the first sample with this name, as `plan_report.find` does.
 
     Raises SettingsError if there is no such sample; the nearest name is suggested.
     """
@@ -134,7 +139,7 @@ def find_sample(stream: Stream, name: str, group: int, epoch: int) -> dict[str, 
 
 
 def places_table(answer: dict[str, Any]) -> Table:
-    """Return a table of the places that were found."""
+    """Return a table of the places that `find_sample` returned: a row for each batch."""
     return filled_table(
         ("batch", "row", "group", "bucket", "shape", "with samples"),
         map(_seat_cells, answer["seats"]),

@@ -164,7 +164,10 @@ def _fetched(bundle: Facts) -> str:
 
 
 def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
-    """Return the batches of an epoch that a sample is in, and the samples that it shares them with."""
+    """Return the batches of an epoch that a sample is in, and the samples that it shares them with.
+
+    There are none if the sample is dropped, or in another part of the data.
+    """
     opened = plan.epoch(epoch, group)
     seats = []
     for seat in opened.find(sample):
@@ -182,7 +185,7 @@ def diff(old: Facts, new: Facts) -> dict[str, tuple[object, object]]:
 
 
 def diff_table(changed: Mapping[str, tuple[object, object]]) -> Table:
-    """Return a table of the differences."""
+    """Return a table of the differences, empty and titled "No difference" if there are none."""
     rows = ((path, _shown(old), _shown(new)) for path, (old, new) in changed.items())
     return filled_table(("", "this", "other"), rows, title="Differences" if changed else "No difference")
 
@@ -190,7 +193,7 @@ def diff_table(changed: Mapping[str, tuple[object, object]]) -> Table:
 def plot(plan: Plan, path: Path) -> None:
     """Draw the histogram of lengths and the boundaries of the buckets as a PNG file.
 
-    Raises SettingsError without matplotlib.
+    Raises SettingsError without matplotlib, or OSError if the file cannot be written.
     """
     figure = new_figure(9, 4, where="plan --plot")
     tally, limits = plan.recipe.tally, plan.recipe.limits

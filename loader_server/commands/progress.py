@@ -24,7 +24,7 @@ _SLOW_S = 2.0
 
 @contextmanager
 def warn_if_slow(work: str, after_s: float = _SLOW_S) -> Iterator[None]:
-    """Print a line if the work takes longer than this: a disk that is gone may block it for ever."""
+    """Print a line on standard error if the block takes longer than this: a gone disk may block it for ever."""
     line = f"loader-server: {work} takes longer than {after_s:g} s; do all disks answer?"
     # From another thread, because this one may be blocked.
     timer = Timer(after_s, print, (line,), {"file": sys.stderr, "flush": True})
@@ -39,7 +39,10 @@ def warn_if_slow(work: str, after_s: float = _SLOW_S) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that draws done and total as a bar on standard error, if that is a terminal."""
+    """Yield a function that draws done and total as a bar on standard error; if that is no terminal, it does nothing.
+
+    The bar is removed at the end.
+    """
     if not sys.stderr.isatty():
         yield lambda _done, _total: None
         return

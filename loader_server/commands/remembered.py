@@ -34,8 +34,8 @@ _TIMEOUT_S = 5.0
 def recall(job: JobFile) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:
     """Return the group of each stream that has one, and the samples that kill decoders, as stream and identity.
 
-    Raises HeldError if another process holds the journal whose endpoint is unknown, or LostError if that does not
-    answer.
+    Both are empty if the job never ran. Raises HeldError if another process holds the journal whose endpoint is
+    unknown, LostError if that does not answer, RefusedError if it refuses, or SettingsError if a key is unusable.
     """
     with closing(_open_memory(job)) as memory:
         report = memory.report()
@@ -68,7 +68,8 @@ def forgive(options: argparse.Namespace) -> int:
 def _open_memory(job: JobFile) -> _OpenJournal | _RunningCoordinator:
     """Return the holder of the journal: this process, or the coordinator that runs.
 
-    Raises HeldError if it is held by a process that has not written its endpoint yet.
+    Without a journal, because the job never ran, it is a memory of nothing. Raises HeldError if the journal is held by
+    a process that has not written its endpoint yet.
     """
     path = job.state / "journal.sqlite"
     if not path.exists():  # opening it would create one
@@ -82,7 +83,10 @@ def _open_memory(job: JobFile) -> _OpenJournal | _RunningCoordinator:
 
 
 def _list(report: dict[str, Any], options: argparse.Namespace) -> None:
-    """Print the convictions of a status report, those of one stream if the options name it."""
+    """Print the convictions of a status report, those of one stream if the options name it, as lines or as JSON.
+
+    Print how many were cut from the report, and, in lines, that there are none.
+    """
     convictions = [culprit for culprit in report["culprits"] if options.stream in ("", culprit["stream"])]
     cut = report["cut"].get("culprits", 0)
     if options.json:
@@ -97,7 +101,11 @@ def _list(report: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def _forget(memory: _OpenJournal | _RunningCoordinator, options: argparse.Namespace) -> None:
-    """Forget the samples that the options name, and print how many; raise SettingsError if one is not convicted."""
+    """Forget the samples that the options name, or all, and print how many, in words or as JSON.
+
+    Raise SettingsError for the first that is not convicted; those before it are forgotten. Raise LostError or
+    RefusedError if the coordinator does not answer or refuses.
+    """
     count = 0
     for identity in options.identity or ("",):
         forgotten = memory.forgive(Forgive(stream=options.stream, identity=identity))
@@ -120,11 +128,14 @@ class _RunningCoordinator:
         self._keys = keys
 
     def report(self) -> dict[str, Any]:
-        """Return its status report; raise LostError if it does not answer."""
+        """Return its status report; raise LostError if it does not answer, or RefusedError if it refuses."""
         return status.ask(self._endpoint, keys=self._keys, timeout_s=_TIMEOUT_S)
 
     def forgive(self, request: Forgive) -> int:
-        """Have it forget the matching convictions; return how many, or raise LostError if it does not answer."""
+        """Have it forget the matching convictions; return how many.
+
+        Raise LostError if it does not answer, or RefusedError if it refuses.
+        """
         return ask_coordinator(self._endpoint, request, Forgiven, keys=self._keys, timeout_s=_TIMEOUT_S).count
 
     def close(self) -> None:
@@ -147,7 +158,7 @@ class _OpenJournal:
                 self._groups[fact.stream] = fact.group
 
     def report(self) -> dict[str, Any]:
-        """Return what a coordinator's status report would say of groups and convictions."""
+        """Return what a coordinator's status report would say of groups and convictions; nothing is ever cut."""
         return {
             "streams": {name: {"group": group} for name, group in self._groups.items()},
             "culprits": self._convictions.report(),

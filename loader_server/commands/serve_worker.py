@@ -67,9 +67,10 @@ _LEAVE_MS = 500
 
 
 def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -> int:
-    """Serve batches until told to end, and return the exit code; `on_stop` sets what a signal to end does.
+    """Serve batches until a signal to end comes, and return the exit code; `on_stop` sets what such a signal does.
 
-    Raises StokerError for what keeps the worker from serving.
+    A worker that was started by hand waits for data that are missing. Raises StokerError for what keeps the worker from
+    serving.
     """
     allow_many_files()
     not_offered = offer_once(WORKER_OFFER)
@@ -105,7 +106,10 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
 
 @contextlib.contextmanager
 def _hint_at_accept_code(job_file: Path) -> Iterator[None]:
-    """Add to the error of a missing module how a host that joined by endpoint can get it; raise SettingsError then."""
+    """Add to the error of a missing module how a host that joined by endpoint can get it; raise SettingsError then.
+
+    Raise the error as it is if the host did not join by endpoint, or fetches the job's code already.
+    """
     try:
         yield
     except MissingModuleError as error:
@@ -182,9 +186,10 @@ def _open(
 def open_once_there(
     open_it: Callable[[], _T], error: DataError, report: Callable[[DataError], None], stop: threading.Event, worker: str
 ) -> _T | None:
-    """Retry until what failed with this error can be opened; return None if stopped before.
+    """Retry until what failed with this error can be opened, and return it; return None if stopped before.
 
-    `report` is called with the error of each attempt; the log has each error once.
+    `report` is called with the error of each attempt; the log has an error once while it stays the same. Any error that
+    is no DataError is raised.
     """
     log, logged, pause_s = Log("worker", worker=worker), "", _FIRST_PAUSE_S
     while True:
@@ -202,7 +207,10 @@ def open_once_there(
 
 
 def _report(coordinator: str, keys: ClientKeys | None, worker: str, error: StokerError) -> None:
-    """Send the coordinator the reason why this worker cannot serve; the message may be lost, and has no answer."""
+    """Send the coordinator the reason why this worker cannot serve; the message has no answer, and may be lost.
+
+    Nothing is sent if there is no connection within a second.
+    """
     words = {name: clipped(text) for name, text in error.words().items()}
     address = FollowedEndpoint(coordinator, encrypted=keys is not None).address
     with connected(address, keys, linger_ms=_LEAVE_MS) as dealer:

@@ -64,7 +64,7 @@ class _Gathered:
     bad: Counter[str] = field(default_factory=Counter)
 
     def add(self, later: _Gathered) -> None:
-        """Add the samples after these: in another order the sums would round differently."""
+        """Add the samples that come next, with their moments and counts: another order would round differently."""
         self.samples += later.samples
         self.bad += later.bad
         self.moments = _merged(self.moments, later.moments)
@@ -73,8 +73,9 @@ class _Gathered:
 def make_statistics(job: JobFile, names: Sequence[str], *, processes: int = 0) -> list[StatisticsReport]:
     """Write the statistics of each `normalise` of these streams; return a report for each file.
 
-    If several streams name one file, only the job's first one makes it. Raises DataError for a stream without a usable
-    sample, and SettingsError if the key is no array or the file cannot be written.
+    If several streams name one file, only the job's first one makes it; streams without such a file are passed over.
+    Raises DataError for a stream without a usable sample or whose data cannot be indexed or read, SettingsError if the
+    key is no array or a folder is closed, and BrokenProcessPool if a process died.
     """
     first: dict[str, str] = {}
     for name, recipe in job.recipes.readable():
@@ -91,7 +92,11 @@ def _settings_of(recipe: StreamRecipe) -> NormaliseSettings | None:
 
 
 def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsReport:
-    """Write one statistics file; raise DataError if no sample can be used, SettingsError if its folder is closed."""
+    """Write one statistics file, and the index if that is missing; return the report.
+
+    Raise DataError if no sample can be used, or data cannot be indexed or read; raise SettingsError if a folder is
+    closed or the key is no array, and BrokenProcessPool if a process died.
+    """
     refuse_closed(path.parent, where=f"{job.recipes[name].where}, {_NAME}, statistics")
     _make_columns(job, job.recipes[name], processes)
     gatherer, total = _Gatherer(job, name), _Gathered()
@@ -121,7 +126,8 @@ def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsRepo
 def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
     """Make the index by which samples are read, if it is missing or outdated.
 
-    Lengths are measured later, if they have to be.
+    Lengths are measured later, if they have to be. Raise DataError if the data are refused, SettingsError if the
+    index's folder is closed, and MachineError if there is no room.
     """
     for spec, folder in sources_of(job, recipe):
         with progress_bar(f"index {recipe.name}") as progress:
@@ -148,7 +154,7 @@ class _Gatherer:
 
     @property
     def samples(self) -> int:
-        """Return how many samples there are."""
+        """Return how many samples the stream's sources have, also those that turn out to be unusable."""
         return self._joined.samples
 
     @cached_property
@@ -157,7 +163,10 @@ class _Gatherer:
         return self.recipe.chain(self._joined.source.fields, before=_NAME)
 
     def gather(self, piece: range) -> _Gathered:
-        """Return the moments of these samples; those that cannot be used are counted."""
+        """Return the moments of these samples; those that cannot be used are counted, those without a step add none.
+
+        Raise ReadError if a sample cannot be read, SettingsError if the key is no array, MemoryError if memory ran out.
+        """
         moments, bad = None, Counter[str]()
         for sample, raw in zip(piece, read_patiently(self._joined.source.read, piece, bool), strict=True):
             try:
@@ -169,7 +178,10 @@ class _Gatherer:
         return _Gathered(len(piece) - bad.total(), moments, bad)
 
     def _values(self, sample: int, raw: bytes) -> NDArray[np.generic]:
-        """Return the key's array after transforms; raise SampleError for a bad sample, SettingsError for no array."""
+        """Return the key's array after transforms; raise SampleError for a bad sample, SettingsError for no array.
+
+        Raise ReadError if the machine failed, MemoryError if memory ran out.
+        """
         made = decoded(self._joined.source, sample, raw)
         for _, stage in self.chain.stages(made, (self.job.settings.seed, 0, sample)):
             made = stage
@@ -185,7 +197,10 @@ class _Gatherer:
 
 
 def _parts(gatherer: _Gatherer, processes: int) -> Iterator[_Gathered]:
-    """Yield the moments of each piece, in order, with any number of processes."""
+    """Yield the moments of each piece, in order, with any number of processes; 0 for as many as pay.
+
+    Raise what `gather` raises, and BrokenProcessPool if a process died.
+    """
     starts = range(0, gatherer.samples, _PIECE_SAMPLES)
     pieces = (range(start, min(start + _PIECE_SAMPLES, gatherer.samples)) for start in starts)
     processes = usable_processes(processes or (os.cpu_count() or 1 if len(starts) >= _PIECES_THAT_PAY else 1))

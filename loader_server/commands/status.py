@@ -35,8 +35,9 @@ _MOST_NAMED = 8
 def run(options: argparse.Namespace) -> int:
     """Print the status of the job at an endpoint, or of all jobs served beside a job file's; return the exit code.
 
-    In a terminal it is live, unless `once` or `json` is set. Raises LostError if nobody answers in time, or
-    RefusedError if the coordinator refuses.
+    In a terminal it is live, unless `once` or `json` is set, until an interrupt or an error ends it. Raises LostError
+    if nobody answers in time, RefusedError if the coordinator refuses, or SettingsError if a key or the machine's
+    socket cannot be used.
     """
 
     def look() -> dict[str, Any]:
@@ -58,13 +59,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def ask_all(path: Path, *, timeout_s: float = 30.0) -> dict[str, Any]:
-    """Return the jobs of the machine that serves this one, each with its report, or None if it does not answer."""
+    """Return the jobs of the machine that serves this one, each with its report, or None if it does not answer.
+
+    Raises LostError if no process serves this job, SettingsError if the machine's socket cannot be used, or the error
+    with which the process or a coordinator refuses.
+    """
     jobs = ask_machine(JobFolder(path).state, timeout_s=timeout_s, do="jobs")["jobs"]
     return {"jobs": [job | {"report": _report_of(job, timeout_s)} for job in jobs]}
 
 
 def _report_of(job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-    """Return the report of a job's coordinator; None if it does not serve yet, or does not answer in time."""
+    """Return the report of a job's coordinator; None if it does not serve yet, or does not answer in time.
+
+    Raises RefusedError if it refuses.
+    """
     if job["endpoint"] is not None:
         with contextlib.suppress(LostError):
             return ask(job["endpoint"], keys=JobFolder(job["file"]).keys, timeout_s=timeout_s)
@@ -72,9 +80,10 @@ def _report_of(job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
 
 
 def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 30.0) -> dict[str, Any]:
-    """Return the coordinator's report.
+    """Return the coordinator's status report on its job, as plain facts.
 
-    Raises LostError if it does not answer in time, or RefusedError if it refuses.
+    Raises LostError if it does not answer in time, RefusedError if it refuses, or SettingsError if a key is missing or
+    unusable.
     """
     status = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
     return dict(json.loads(status.report))
@@ -142,7 +151,7 @@ def _stream_cells(name: str, stream: dict[str, Any]) -> list[str]:
 
 
 def _read(stream: dict[str, Any]) -> str:
-    """Return the next batch to be read, with its epoch if that is not the one being trained on."""
+    """Return the next batch to be read, with its epoch if that is not the one being trained on; "-" if not known."""
     if stream["read_number"] is None:
         return "-"
     other_epoch = stream["read_epoch"] != stream["epoch"]
@@ -266,7 +275,7 @@ def _about_workers(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _failures(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
-    """Yield a line on why batches failed, the commonest reasons first."""
+    """Yield a line on why batches failed, the commonest reasons first; nothing if none failed."""
     reasons = list(table["reasons"].items())
     if reasons:
         named = [f"{reason} ({count})" for reason, count in reasons[:_MOST_NAMED]]
@@ -284,7 +293,7 @@ def _given_up(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:
 
 
 def _about_run(stream_name: str, stream: dict[str, Any]) -> Iterator[str]:
-    """Yield a line on a run that is over, or that waits for trainers."""
+    """Yield lines on a run that is over, or that waits for trainers; nothing for others."""
     results = stream["results"]
     if results and results["ended"] and not stream["attached"]:
         yield f"{stream_name}: the run came to its end after epoch {results['epoch']}: {results['ended']}"

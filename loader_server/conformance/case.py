@@ -74,7 +74,10 @@ class ExaminedSource:
     made: dict[Path, IndexReport] = field(default_factory=dict)
 
     def indexed(self, processes: int, piece_rows: int) -> tuple[IndexReport, Path]:
-        """Make an index in this way, once, and return the report on it and its folder."""
+        """Make an index in this way, once, and return the report on it and its folder.
+
+        Raise what making it raises, such as a DataError for data that are refused.
+        """
         place, spec = self.folder / f"index-{processes}-{piece_rows}", self.case.spec
         if place not in self.made:
             request = IndexRequest(
@@ -85,45 +88,51 @@ class ExaminedSource:
 
     @cached_property
     def index(self) -> Index:
-        """Return the index that one process makes."""
+        """Return the index that one process makes, open; raise a DataError if it cannot be made or opened."""
         return open_index(self.indexed(1, 0)[1])
 
     def open(self) -> Source:
-        """Return another instance of the source, open."""
+        """Return another instance of the source, open; raise what making the index or opening the source raises."""
         source = self.case.spec.make()
         source.open(self.index.indexed)
         return source
 
     @cached_property
     def source(self) -> Source:
-        """Return the instance that most checks use, open."""
+        """Return the instance that most checks use, open; raise what `open` raises."""
         return self.open()
 
     @cached_property
     def numbers(self) -> list[int]:
-        """Return the numbers of the examined samples: all, or some that are evenly spaced."""
+        """Return the numbers of the examined samples, ascending: all, or `_MOST_SAMPLES` that are evenly spaced."""
         # Spaced, so that all files and pieces of the data have their turn.
         total = self.source.samples
         return sorted({place * total // _MOST_SAMPLES for place in range(_MOST_SAMPLES)}) if total else []
 
     @cached_property
     def raw(self) -> dict[int, bytes]:
-        """Return the bytes of each examined sample, read one by one."""
+        """Return the bytes of each examined sample, read one by one.
+
+        Raise a Violation if the source gives another number of answers than one, and what reading raises.
+        """
         return {sample: read_all(self.source, [sample])[0] for sample in self.numbers}
 
     @cached_property
     def decoded(self) -> dict[int, dict[str, Any]]:
-        """Return the examined samples, decoded once."""
+        """Return the values of each examined sample, decoded once; raise what reading and decoding raise."""
         return {sample: self.source.decode(sample, raw) for sample, raw in self.raw.items()}
 
     @cached_property
     def contents(self) -> dict[int, str]:
-        """Return the fingerprints of the examined samples."""
+        """Return the fingerprint of the values of each examined sample; raise what reading and decoding raise."""
         return {sample: content_of(values) for sample, values in self.decoded.items()}
 
 
 def read_all(source: Source, samples: Sequence[int]) -> list[bytes]:
-    """Return the bytes of these samples; raise a Violation unless there are as many answers as samples."""
+    """Return the bytes of these samples; raise a Violation unless there are as many answers as samples.
+
+    What the source raises is passed on.
+    """
     raw = list(source.read(samples))
     finding = f"expected {len(samples)} answers of read({list(samples)[:5]} …), got {len(raw)}"
     require(len(raw) == len(samples), finding)
@@ -142,7 +151,11 @@ def content_of(values: dict[str, Any]) -> str:
 
 
 def contents_elsewhere(spec: SourceSpec, index: Path, samples: list[int]) -> list[str]:
-    """Return the fingerprints of these samples, read by a source made anew; it runs in a separate process."""
+    """Return the fingerprints of these samples, read by a source made anew; it runs in a separate process.
+
+    Raise a DataError if the index cannot be opened, a Violation unless there are as many answers as samples, and what
+    the source raises.
+    """
     source = spec.make()
     source.open(open_index(index).indexed)
     return [content_of(source.decode(*sample)) for sample in zip(samples, read_all(source, samples), strict=True)]

@@ -67,7 +67,10 @@ class CheckResult:
 def check_source(
     case: SourceCase, folder: Path, checks: Sequence[Callable[[ExaminedSource], None]] | None = None
 ) -> list[CheckResult]:
-    """Return the results of these checks, or of all, with indexes in `folder`; each is tried whatever others find."""
+    """Return the results of these checks, or of all, with indexes in `folder`; each is tried whatever others find.
+
+    Any exception of a check becomes its result.
+    """
     examined = ExaminedSource(case, folder)
     return [_result(check, examined) for check in checks or CHECKS]
 
@@ -193,7 +196,10 @@ def _mixed(numbers: Sequence[int], seed: int) -> list[int]:
 
 
 def _require_same_bytes(examined: ExaminedSource, samples: Sequence[int], how: str) -> None:
-    """Raise a Violation if a sample has other bytes when it is read in this way than when it is read alone."""
+    """Raise a Violation if a sample has other bytes when it is read in this way than when it is read alone.
+
+    Raise it also unless there are as many answers as samples; what the source raises is passed on.
+    """
     for sample, raw in zip(samples, read_all(examined.source, samples), strict=True):
         require(raw == examined.raw[sample], f"sample {sample} has other bytes when it is read {how}")
 

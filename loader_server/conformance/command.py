@@ -33,9 +33,10 @@ __all__ = ["main"]
 def main(
     arguments: Sequence[str] | None = None, fixtures: Mapping[str, Callable[[Path], SourceCase]] | None = None
 ) -> int:
-    """Examine sources and print the results; return 1 if a check failed, 2 if no source was named.
+    """Examine sources and print the results; return 0 if no check failed, 1 if one did, 2 if no source was named.
 
-    `fixtures` make the data for names of sources.
+    `fixtures` make the data for names of sources. Return 1 also if a source or job file is refused, with the error on
+    standard error. Raise SystemExit for wrong arguments.
     """
     options = _parser().parse_args(arguments)
     known = fixtures or {}
@@ -52,7 +53,7 @@ def main(
 
 
 def _concluded(sources: Sequence[tuple[str, list[CheckResult]]], *, as_json: bool) -> int:
-    """Print the summary of all sources, and return the exit status: 1 if a check failed, otherwise 0."""
+    """Print the summary of all sources, in words or as JSON; return the exit status: 1 if a check failed, else 0."""
     outcomes = [result.passed for _, results in sources for result in results]
     failed = outcomes.count(False)
     if as_json:
@@ -67,7 +68,10 @@ def _concluded(sources: Sequence[tuple[str, list[CheckResult]]], *, as_json: boo
 def _examined(
     name: str, fixture: Callable[[Path], SourceCase] | None, options: argparse.Namespace
 ) -> list[tuple[str, list[CheckResult]]]:
-    """Return the sources of this name with the results of their checks, and print these unless --json is set."""
+    """Return the sources of this name with the results of their checks, and print these unless --json is set.
+
+    Raise a SettingsError if the name, its arguments, or the job file and its stream are refused.
+    """
     with tempfile.TemporaryDirectory(prefix="stoker-conformance-") as folder:
         cases = [fixture(Path(folder))] if fixture else _cases(name, options)
         sources = []
@@ -109,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _table(text: str) -> dict[str, Any]:
-    """Return a JSON object; raise what argparse reports as a wrong argument if the text is none."""
+    """Return a JSON object; raise ValueError or ArgumentTypeError, which argparse reports, if the text is none."""
     table = json.loads(text)
     if not isinstance(table, dict):
         raise argparse.ArgumentTypeError("expected a JSON object")
@@ -117,7 +121,10 @@ def _table(text: str) -> dict[str, Any]:
 
 
 def _cases(name: str, options: argparse.Namespace) -> list[SourceCase]:
-    """Return the named source, or those of a job file's stream; raise SettingsError if the job has no such stream."""
+    """Return the named source, or those of a job file's stream if the name ends with .toml.
+
+    Raise SettingsError if the job file is refused or has no such stream, or the source or its settings are refused.
+    """
     if not name.endswith(".toml"):
         return [SourceCase(spec=_spec(name, options.arguments))]
     job = read_job(name)
@@ -132,7 +139,11 @@ def _cases(name: str, options: argparse.Namespace) -> list[SourceCase]:
 
 
 def _spec(name: str, arguments: dict[str, Any]) -> SourceSpec:
-    """Return a source with these settings; for a user's class they are its keyword arguments."""
+    """Return a source with these settings; for a user's class they are its keyword arguments.
+
+    Modules in the working directory can be named. Raise SettingsError if the name is unknown, the class cannot be
+    imported or is no complete source, or a setting is unknown, missing or invalid.
+    """
     where = "the command line"
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))

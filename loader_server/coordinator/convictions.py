@@ -42,7 +42,7 @@ class Convictions:
     def convict(self, culprit: m.Culprit) -> list[Instruction]:
         """Record a conviction and return the fact to keep and a warning; nothing if it is known already.
 
-        If the list is full, only warn, once.
+        If the list is full, record nothing and only warn, once until a conviction is forgiven.
         """
         fields = {name: getattr(culprit, name) for name in ("stream", "identity", "ends", "worker")}
         if (culprit.stream, culprit.identity) in self:
@@ -56,7 +56,7 @@ class Convictions:
         return [] if has_warned else [Warn("too many samples kill decoders: from here on they are not kept", fields)]
 
     def forgive(self, forgive: m.Forgive) -> list[Instruction]:
-        """Forget the convictions that a request covers; return a fact to keep for each."""
+        """Forget the convictions that a request covers; return a fact to keep for each, nothing if it covers none."""
         forgotten = self.matching(forgive)
         for stream, identity in forgotten:
             self.forget(stream, identity)
@@ -65,12 +65,12 @@ class Convictions:
         return [Keep(Forgot(stream, identity)) for stream, identity in forgotten]
 
     def add(self, stream: str, identity: str, ends: str) -> None:
-        """Add a conviction."""
+        """Add a conviction, replacing an earlier one of the sample; the list gets a new version."""
         self._ends[stream, identity] = ends
         self._count_change()
 
     def forget(self, stream: str, identity: str) -> None:
-        """Remove a conviction; do nothing if it is unknown."""
+        """Remove a conviction, if it is known; the list gets a new version in any case."""
         self._ends.pop((stream, identity), None)
         self._count_change()
 
@@ -78,7 +78,10 @@ class Convictions:
         self._version, self._message = self._version + 1, None
 
     def matching(self, forgive: m.Forgive) -> list[tuple[str, str]]:
-        """Return the convictions that a request to forgive covers; an empty string matches any."""
+        """Return the convictions that a request to forgive covers, as stream and identity, sorted.
+
+        An empty string in the request matches any.
+        """
         return [
             (stream, identity)
             for stream, identity in sorted(self._ends)
@@ -86,7 +89,7 @@ class Convictions:
         ]
 
     def report(self) -> list[dict[str, str]]:
-        """Return all convictions, for people and scripts."""
+        """Return stream, identity and way of ending of all convictions, sorted, for people and scripts."""
         return [
             {"stream": stream, "identity": identity, "ends": ends}
             for (stream, identity), ends in sorted(self._ends.items())
@@ -94,7 +97,7 @@ class Convictions:
 
     @property
     def message(self) -> m.Culprits:
-        """Return the list that is sent to workers."""
+        """Return the list that is sent to workers: its version, and the sorted keys of the convicted samples."""
         if self._message is None:
             self._message = m.Culprits(
                 version=self._version, keys=tuple(sorted({culprit_key(*sample) for sample in self._ends}))

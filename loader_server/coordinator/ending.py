@@ -42,7 +42,7 @@ class Ending:
         self._last: dict[str, RoundPlace] = {}
 
     def order(self, now_s: float, *, drains: bool) -> Iterator[Send]:
-        """Announce the end of the job to all trainers and stop leasing.
+        """Stop leasing, and yield the announcement of the job's end for each attached trainer.
 
         A later call may change `drains`, but does not move the deadline for absent ranks.
         """
@@ -63,20 +63,28 @@ class Ending:
             yield Send(peer, self.news(stream))
 
     def news(self, stream: str) -> m.JobEnds | m.Noted:
-        """Return the answer to a heartbeat: the announcement of the end, or `Noted` while the job goes on."""
+        """Return the answer to a heartbeat: the announcement of the end, or `Noted` while the job goes on.
+
+        The announcement has the last round of the stream once it is fixed, else None.
+        """
         return m.Noted() if self._drains is None else m.JobEnds(drains=self._drains, last=self._last.get(stream))
 
     def stand(self, place: m.StandsStill, now_s: float) -> Iterator[Send]:
-        """Record the round of a paused rank; announce the last round to all if this report completes it."""
+        """Record the round of a paused rank; yield the announcement of the last round to all if it can be fixed now.
+
+        Do nothing while the job goes on.
+        """
         # The journal has no end: a coordinator that was restarted knows of none until it is ordered again.
         if self._drains is not None:
             self._places.setdefault(place.stream, {})[place.incarnation] = RoundPlace(place.epoch, place.number)
             yield from self._agree(place.stream, now_s)
 
     def agree(self, now_s: float) -> Iterator[Send]:
-        """Fix the last round of each stream that need not wait any longer.
+        """Fix the last round of each stream that need not wait any longer, and yield its announcement to all trainers.
 
-        Called when a trainer has left or time has passed, because either may complete the set of ranks.
+        A stream need not wait once all attached trainers have reported their rounds, and these are all ranks of the
+        world or the wait for absent ranks is over. Nothing is yielded for a stream that has a last round already, or no
+        trainer. Called when a trainer has left or time has passed, because either may complete the set of ranks.
         """
         for stream in self._places:
             yield from self._agree(stream, now_s)
@@ -97,7 +105,7 @@ class Ending:
             yield from self._announce(stream)
 
     def report(self) -> dict[str, Any] | None:
-        """Return how many trainers and leases remain; None while the job goes on."""
+        """Return whether trainers drain, and how many trainers and leases remain; None while the job goes on."""
         if self._drains is None:
             return None
         return {

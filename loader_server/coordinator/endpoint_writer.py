@@ -53,6 +53,6 @@ class EndpointWriter:
             self._written, self._problem = endpoint, ""
 
     def close(self) -> None:
-        """Remove the file."""
+        """Remove the file; ignore it if the file cannot be removed."""
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)

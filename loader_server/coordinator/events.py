@@ -82,7 +82,7 @@ class Counts:
     stale: int = 0
 
     def report(self) -> dict[str, int]:
-        """Return the counters that a status shows."""
+        """Return the counters that a status shows: attaches, refusals and stale requests."""
         return {"attaches": self.attaches, "refusals": self.refusals, "stale": self.stale}
 
 
@@ -104,7 +104,7 @@ class StreamView(Protocol):
     leases: LeaseRules | None
 
     def batches(self, epoch: int, group: int) -> int | None:
-        """Return how many batches an epoch has; None while they are being counted (ask again soon)."""
+        """Return how many batches an epoch has; None if that is not known yet or counting failed (ask again soon)."""
 
     def most_batches(self, group: int) -> int:
         """Return the largest number of batches of any epoch."""

@@ -49,6 +49,7 @@ class GraphKeeper:
     def run(self, stream: str, content: bytes) -> None:
         """Start a thread that writes the graph to disk and runs its first epoch; return at once.
 
+        The thread reports `GraphRuns` or, after it has removed a graph that cannot be written or run, `GraphFailed`.
         Without content, the graph that is on disk is run.
         """
         threading.Thread(target=self._run, args=(stream, content), name="graph", daemon=True).start()

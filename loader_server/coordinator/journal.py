@@ -179,13 +179,17 @@ class Journal:
         return database
 
     def say_where(self, endpoint: str) -> None:
-        """Write down where this coordinator serves, for processes that find the journal locked."""
+        """Write down where this coordinator serves, for processes that find the journal locked.
+
+        A disk that cannot be written is ignored.
+        """
         self._lock.say_where(endpoint)
 
     def read_facts(self) -> Iterator[Fact]:
-        """Yield all facts; skip damaged rows, and convictions by number of earlier releases, with a warning.
+        """Yield all facts in the order of their rows; skip, with a warning, those that are damaged or unknown here.
 
-        Raises DataError if the table, or a row about leases, is damaged.
+        Convictions by number of earlier releases are skipped and deleted, with a warning. Raises DataError if the table
+        is damaged, or a row about leases is damaged or of an unknown kind or fields.
         """
         try:
             rows = self._database.execute("SELECT key, body, digest FROM facts ORDER BY rowid").fetchall()
@@ -300,7 +304,10 @@ class JournalWriter:
         return len(self._waiting)
 
     def write(self, facts: Iterable[Fact]) -> bool:
-        """Write these facts and all that still wait; return whether all are on disk, in files that are in place."""
+        """Write these facts and all that still wait; return whether all are on disk, in files that are in place.
+
+        If not, the facts wait for the next call. Without any fact to write, only the files are checked.
+        """
         had_waited = self.waiting
         self._waiting.update({_key(fact): fact for fact in facts})
         error = self._try()
@@ -323,7 +330,7 @@ class JournalWriter:
         return None
 
     def _log_change(self, error: WriteError | None, had_waited: int) -> None:
-        """Log once when the journal becomes unwritable or lost, and once when it can be written again."""
+        """Update `lost`; log once when the journal becomes unwritable or lost, and once when it is written again."""
         was_lost, self.lost = self.lost, error.got if isinstance(error, JournalLostError) else ""
         if self.lost and not was_lost:
             self._log.error("journal is lost: nothing is leased until its files are back", error=str(error))
@@ -334,7 +341,7 @@ class JournalWriter:
 
 
 def _is_for_want_of_room(error: Exception) -> bool:
-    """Return whether the disk is at fault, not the database.
+    """Return whether the disk is at fault (full, unreadable, read-only), not the database.
 
     Judged by SQLite's message, because Python 3.10 passes on nothing else.
     """
@@ -351,7 +358,7 @@ def _key(fact: Fact) -> str:
 
 
 def _fact_of(body: str) -> Fact | None:
-    """Return the fact; None if another release wrote it, with a kind or fields that are unknown here."""
+    """Return the fact; None if the text is damaged, or another release wrote it, with an unknown kind or fields."""
     try:
         kind, fields = json.loads(body)
         names = {in_row: name for name, in_row in _NAMES_IN_ROWS.items()}
@@ -362,12 +369,12 @@ def _fact_of(body: str) -> Fact | None:
 
 
 def _plain(value: object) -> object:
-    """Turn the lists of JSON back into the tuples that facts hold."""
+    """Turn the lists of JSON, nested ones too, back into the tuples that facts hold; return others unchanged."""
     return tuple(map(_plain, value)) if isinstance(value, list) else value
 
 
 def _names_a_number(body: str) -> bool:
-    """Return whether it is a conviction by the sample's number, as earlier releases wrote it."""
+    """Return whether it is a conviction by the sample's number, as earlier releases wrote it; False if unreadable."""
     try:
         kind, fields = json.loads(body)
         return bool(kind == CulpritFound.__name__ and "sample" in fields)
@@ -392,7 +399,8 @@ class JournalLock:
 
     It is on the state folder itself, so it survives whatever happens to the files in it: nobody who tidies up can let a
     second coordinator start beside the first. Where a folder cannot be locked (NFS), a lock file takes its place.
-    Raises LockedError if another process holds it, or OSError if the file system has no locks.
+    Raises LockedError if another process holds it, OSError if the file system has no locks, and MachineError if a link
+    or the like is in the lock file's place.
     """
 
     def __init__(self, journal: Path) -> None:
@@ -438,7 +446,7 @@ def _lock(descriptor: int) -> int | None:
     """Lock an open file and return its descriptor.
 
     Return None, with the file closed, if the file system cannot lock it. Raise BlockingIOError if another process holds
-    the lock.
+    the lock, and pass on any other OSError, with the file closed as well.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

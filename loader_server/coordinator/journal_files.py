@@ -40,7 +40,10 @@ class _WatchedFile:
     size: int
 
     def problem(self) -> str:
-        """Return what has happened to the file; empty if it is in its place and whole."""
+        """Return what has happened to the file; empty if it is in its place and not shorter than it was.
+
+        It may have been moved, unlinked, replaced or shortened, or its path cannot be looked at.
+        """
         held = os.fstat(self.descriptor)
         try:
             named = self.path.stat()
@@ -70,9 +73,10 @@ class _LogEnd:
         self._salts, self._at, self._frame = self._salts_now(), 0, b""
 
     def follow(self) -> bool:
-        """Advance to the last frame after a write; return whether a newer frame ends a transaction.
+        """Advance to the last frame after a write; return whether the last new frame ends a transaction.
 
-        While the end is unknown (see `lose`) nothing is checked and the answer is true.
+        Return False if there is no new frame. While the end is unknown (see `lose`) nothing is checked and the answer
+        is true.
         """
         salts = self._salts_now()
         if salts != self._salts:
@@ -90,7 +94,11 @@ class _LogEnd:
         return any(frame[4:8])
 
     def is_whole(self) -> bool:
-        """Return whether the last frame is unchanged, or the log was restarted in place."""
+        """Return whether the last frame is unchanged, or the log was restarted in place.
+
+        Return False if the log had a header and has none any more. While the end is unknown (see `lose`) no frame is
+        checked.
+        """
         salts = self._salts_now()
         # A log that was restarted has other salts; one that was cut to nothing has none.
         if salts != self._salts:
@@ -116,7 +124,10 @@ class JournalFiles:
         self._cut = ""
 
     def note(self, *, wrote: bool = False) -> None:
-        """Record which files exist and where they end, right after SQLite opened them or (`wrote`) wrote to them."""
+        """Record which files exist and where they end, right after SQLite opened them or (`wrote`) wrote to them.
+
+        After a write also note a cut if the log's last frame has changed, or no whole transaction follows it.
+        """
         for path in self._paths:
             if path not in self._files and path.exists():
                 self._files[path] = _WatchedFile(path, os.open(path, os.O_PATH | os.O_CLOEXEC), 0)
@@ -131,12 +142,15 @@ class JournalFiles:
             self._note_cut()
 
     def note_given_up(self) -> None:
-        """Record that SQLite abandoned a write."""
+        """Record that SQLite abandoned a write: where the log ends is unknown until it is restarted."""
         if self._log_end:
             self._log_end.lose()
 
     def problem(self) -> str:
-        """Return what has happened to the files; empty if they are as SQLite left them."""
+        """Return what has happened to the files; empty if they are as SQLite left them.
+
+        A cut is reported from then on, any other problem only while it lasts.
+        """
         # Files that were moved away may be moved back, and then nothing is lost; a cut cannot be undone.
         if not self._cut:
             problem = next(filter(None, (file.problem() for file in self._files.values())), "")

@@ -227,7 +227,7 @@ def another_world(attach: m.Attach, other: m.Attach) -> m.NotAttached:
 
 
 def trained_on(attach: m.Attach, trainers: Sequence[m.Attach]) -> m.NotAttached:
-    """Refuse a load test, which would take the ranks of these trainers."""
+    """Refuse a load test, which would take the ranks of these trainers; the first 8 of them are named."""
     names = ", ".join(sorted(map(_named, trainers))[:_MOST_NAMED])
     more = f" and {len(trainers) - _MOST_NAMED} more" if len(trainers) > _MOST_NAMED else ""
     return _not_attached(
@@ -264,7 +264,11 @@ def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cu
 
 
 def join_misfit(join: m.Join, job: str, streams: Iterable[str], view: StreamView | None) -> m.NotAttached | None:
-    """Return why trainers cannot join elastic worlds of this stream; None if they can."""
+    """Return why trainers cannot join elastic worlds of this stream; None if they can.
+
+    Refused are requests of another job, a stream that the job lacks (`view` is None), and streams that are in queue
+    mode or for evaluation.
+    """
     if join.job not in ("", job):
         return another_job(join, job)
     if view is None:
@@ -344,7 +348,7 @@ def fixed_rank(attach: m.Attach, least: int, most: int) -> m.NotAttached:
 
 
 def superseded(rank: int, newer: m.Attach | None) -> m.Refused:
-    """Refuse a trainer whose rank another incarnation has taken: `newer`, or None if that one is not attached now."""
+    """Refuse a trainer whose rank another incarnation has taken: `newer`, or None if the newer is not attached now."""
     return refused(
         "superseded",
         expected=f"to be the only trainer of rank {rank}",
@@ -373,7 +377,11 @@ _SAME_BUILDER = (
 
 
 def register_misfit(register: m.Register, host: str, builder: str) -> m.Refused | None:
-    """Return why a worker cannot serve this job, whose builder fingerprint is `builder`; None if it can."""
+    """Return why a worker cannot serve this job, whose builder fingerprint is `builder`; None if it can.
+
+    Refused are an endpoint that nobody can connect to, a loopback endpoint if the worker's connection comes from
+    another machine (`host`), and another builder fingerprint.
+    """
     if not is_connectable(register.endpoint):
         return refused(
             "endpoint",

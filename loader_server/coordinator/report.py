@@ -52,7 +52,10 @@ _OF_A_BEAT = (
 
 
 def limit_of(waited_permille: float | None) -> str | None:
-    """Return the bottleneck of the job, "loaders" or "trainers"; None if nobody reads."""
+    """Return the bottleneck of the job: "loaders" if trainers wait for at least 5 % of their time, else "trainers".
+
+    Return None if the share is None, because nobody reads.
+    """
     if waited_permille is None:
         return None
     return "loaders" if waited_permille >= _NOTICEABLE_PERMILLE else "trainers"
@@ -61,7 +64,9 @@ def limit_of(waited_permille: float | None) -> str | None:
 def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str, Any]:
     """Return the report of one stream and its trainers.
 
-    `read` is the position of the slowest rank, `waited` the share of the rank that waited longest.
+    `read_epoch` and `read_number` are the position of the slowest rank, None without trainers. `waited_permille` is the
+    share of the rank that waited longest, None if no rank has read yet. `batches` is None if the group is 0 or the
+    epoch's batches are not counted yet. Trainers are in the order of their ranks.
     """
     epoch, number = stream.trained
     trainers = sorted(stream.trainers.values(), key=lambda trainer: (trainer.attach.rank, trainer.attach.incarnation))
@@ -116,13 +121,20 @@ def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
 
 
 def text_of(report: dict[str, Any], most: int = MOST_CHARACTERS) -> str:
-    """Return the report as JSON; if it is longer than `most`, its lists are cut, and `cut` counts what is missing."""
+    """Return the report as JSON; if it is longer than `most`, its lists are cut, and `cut` counts what is missing.
+
+    The text is still longer than `most` if the rest of the report alone is.
+    """
     text = json.dumps(report | {"cut": {}})
     return text if len(text) <= most else json.dumps(_cut(report, most))
 
 
 def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
-    """Shorten the report's lists to fit: short ones stay complete, and long ones share the room that is left."""
+    """Return a copy whose lists are cut to fit: short ones stay complete, and long ones share the room that is left.
+
+    Its `cut` has the number of left-out entries by the name of the list. All lists are empty if the rest takes all
+    room.
+    """
     emptied: dict[str, Any] = {"trainers": [], "verifiers": []}
     cut = report | {"streams": {name: stream | emptied for name, stream in report["streams"].items()}}
     cut |= {"workers": [], "culprits": [], "failing": []}
@@ -144,7 +156,7 @@ def _cut(report: dict[str, Any], most: int) -> dict[str, Any]:
 
 
 def _beginning(entries: list[dict[str, Any]], most: int) -> tuple[list[dict[str, Any]], int]:
-    """Return as many entries as fit, and how many characters they take."""
+    """Return as many of the first entries as fit into `most` characters of JSON, and how many characters they take."""
     used = 0
     for place, entry in enumerate(entries):
         length = len(json.dumps(entry)) + 2
@@ -166,7 +178,11 @@ class Comings:
         self._unlogged: Counter[_Member] = Counter()
 
     def look(self, report: Mapping[str, Any], now_s: float) -> list[_Line]:
-        """Return the log lines, as event and fields, for what has changed since the last report."""
+        """Return the log lines, as event and fields, for what has changed since the last report; empty if nothing has.
+
+        A member that was logged less than 30 s ago gets no line now, but later a line with its number of changes. At
+        most 20 lines are returned, and a last line that counts the others.
+        """
         present = set(_members(report))
         changed = sorted(present ^ self._present, key=str)
         self._present = present

@@ -66,13 +66,20 @@ class Graphs:
         return stream in self._kept and stream not in self._running
 
     def take(self, peer: bytes, message: m.GraphOffer | m.GraphPiece, now_s: float) -> list[Instruction]:
-        """Handle an offer or a piece of a graph."""
+        """Return the answer to an offer or a piece of a graph; after its last piece, the order to run it.
+
+        Return an empty list for a piece of no known upload, and for an upload whose digest is wrong.
+        """
         if isinstance(message, m.GraphPiece):
             return self._take_piece(peer, message, now_s)
         return self._take_offer(peer, message, now_s)
 
     def _take_offer(self, peer: bytes, offer: m.GraphOffer, now_s: float) -> list[Instruction]:
-        """Answer an offer with the piece that is wanted, with the news that the graph is kept, or with a refusal."""
+        """Answer an offer with the piece that is wanted, with the news that the graph is kept, or with a refusal.
+
+        Refused are graphs of another job, stream or size, and a graph other than the stream's, or than another that is
+        arriving and whose sender is not silent. An accepted offer begins an upload, or goes on with it.
+        """
         stream = offer.stream
         refusal = self._objection(offer)
         if refusal is not None:
@@ -126,8 +133,8 @@ class Graphs:
     def _take_piece(self, peer: bytes, piece: m.GraphPiece, now_s: float) -> list[Instruction]:
         """Append the next piece of an upload and ask for the one after; answer any other piece with what is wanted.
 
-        A piece of no known upload, and an upload whose digest is wrong, get no answer: the sender starts again with an
-        offer.
+        After the last piece keep the graph's digest and return the order to run it. A piece of no known upload, and an
+        upload whose digest is wrong, get no answer: the sender starts again with an offer.
         """
         known = self._arriving.get(piece.stream)
         if known is None or known.digest != piece.digest:

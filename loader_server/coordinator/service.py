@@ -91,7 +91,8 @@ _SOON_MS = 20
 def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, advertise: str = "") -> Coordinator:
     """Return the coordinator of a job file, with journal and endpoint file in the job's state folder.
 
-    Raises SettingsError or DataError if state folder, journal or data cannot be opened, HeldError if others hold it.
+    Raises SettingsError, DataError or MachineError if folder, journal, data, endpoint or `advertise` cannot be used,
+    HeldError if another coordinator holds the journal, and OSError if a graph that is kept cannot be read.
     """
     job.refuse_closed(job.state)
     journal = Journal(job.state / "journal.sqlite")
@@ -188,7 +189,7 @@ class Coordinator:
     def keep_files(self, job: JobFile, make_view: Callable[[Stream], View], advertise: str = "") -> None:
         """Keep the job's bundle, endpoint file and sent graphs from now on; to be called once.
 
-        The endpoint file names the host `advertise`, if one is given.
+        The endpoint file names the host `advertise`, if given; raise SettingsError if nobody could connect to that.
         """
         sent = [name for name in job.accepting if name in self.streams]
         self._bundle = BundleKeeper(job, self._waker.wake, sent)
@@ -201,7 +202,10 @@ class Coordinator:
         self._waker.wake()
 
     def run(self, on_report: Callable[[Mapping[str, Any]], None] = lambda _report: None) -> None:
-        """Serve until stopped; call `on_report` with the report at each tick."""
+        """Serve until stopped, calling `on_report` with the report at each tick; then close everything.
+
+        An ordered end is announced first, and peers have up to a second to hear of it.
+        """
         poller = zmq.Poller()
         for socket in (self._router, *self.doors.monitors()):
             poller.register(socket, zmq.POLLIN)
@@ -231,7 +235,7 @@ class Coordinator:
             self._close()
 
     def _tick(self, now_s: float) -> list[Instruction]:
-        """Do what is due at each tick: look at the journal, judge silence, and renew report and endpoint file."""
+        """Look at the journal, judge silence, log comings and goings, renew report and endpoint file; return orders."""
         instructions: list[Instruction] = []
         # Waiting facts are tried again. While that fails no lease may expire, as that fact would be lost too.
         if not self.writer.write(()):
@@ -248,7 +252,7 @@ class Coordinator:
         return instructions
 
     def probes(self, build_timeout_s: float) -> Probes:
-        """Return the answers to health probes; the loop counts as dead after standing still longer than a build may."""
+        """Return the answers to health probes: dead once the loop stands for over a minute and longer than a build."""
         return Probes(
             lambda now_s: dead(self._turned_s, max(_DEAD_S, build_timeout_s + LOOP_S), now_s),
             lambda now_s: unready_coordinator(
@@ -273,17 +277,17 @@ class Coordinator:
         return min(pause_ms, _SOON_MS) if is_soon else pause_ms
 
     def end_job(self, *, drains: bool) -> None:
-        """Order the end of the job, announced in the next turn; may be called from a signal handler."""
+        """Order the end, announced in the next turn (`drains`: once leases are done); signal handlers may call it."""
         self._drains = drains
         self._waker.wake()
 
     def stop(self) -> None:
-        """End soon; may be called from a signal handler."""
+        """End soon, after an ordered end is announced; may be called from a signal handler."""
         self._stopping = True
         self._waker.wake()
 
     def _has_last_words(self) -> bool:
-        """Return whether peers have yet to hear of the end: what is unread when we close their connections is lost."""
+        """Return whether peers are attached less than 1 s after the end was announced, so that they may not know it."""
         ends = self._state.ending.report() if time.monotonic() < self._last_words_s else None
         return ends is not None and (ends["trainers"] > 0 or len(self._state.verifiers) > 0)
 
@@ -309,7 +313,7 @@ class Coordinator:
         return instructions + self._answer_status(now_s)
 
     def _hear(self, identity: zmq.Frame, frames: list[zmq.Frame], now_s: float) -> list[Instruction]:
-        """Handle one message; a question for the status is answered once all messages of the turn are in."""
+        """Return the orders for a message: none for garbage, a refusal if not allowed; the status is answered later."""
         peer = identity.bytes
         try:
             message = decode(frames[0].buffer if frames else b"")
@@ -347,7 +351,7 @@ class Coordinator:
         self.doors.brakes.note_useless(identity)
 
     def _answer_status(self, now_s: float) -> list[Instruction]:
-        """Build one report and answer everyone who asked in this turn with it."""
+        """Return the answers to all who asked for the status in this turn, with one report; empty if nobody asked."""
         peers, self._status_askers = list(self._status_askers), {}
         orders = self._state.handle(Received(peers[0], m.StatusQuery()), now_s) if peers else []
         return [Send(peer, order.message) for order in orders if isinstance(order, Send) for peer in peers]
@@ -374,7 +378,7 @@ class Coordinator:
         return instructions
 
     def _objection(self, identity: zmq.Frame, message: m.Message) -> list[Instruction] | None:
-        """Return the answer to a message that is not for us, or not allowed to its sender; None if it is fine."""
+        """Return the refusal of a message that its sender may not send; [] for garbage, not for us; None if fine."""
         if type(message) not in TO_COORDINATOR:
             self.garbage += 1
             return []
@@ -435,7 +439,7 @@ class Coordinator:
         return bool(self._giving) and self._bundle is not None and self._bundle.is_ready
 
     def _give_pieces(self) -> None:
-        """Send due pieces of the bundle to the hosts that fetch it, after everything else of this turn."""
+        """Send hosts due pieces of the bundle, or refusals of missing ones, once it is ready; last in a turn."""
         if self._bundle is None or not self._can_give():
             return
         for peer, wanted in self._giving.take_due(self._pieces.held, self._pieces.total):
@@ -444,7 +448,7 @@ class Coordinator:
                 self._log.debug("a host that fetched is gone")
 
     def _encode(self, message: m.Message) -> bytes:
-        """Return the frame; empty if the message cannot be encoded, a defect that costs only this answer."""
+        """Return the frame; empty, logged and counted if the message cannot be encoded: it costs only this answer."""
         try:
             return encode(message)
         except (ValueError, OverflowError, TypeError) as error:

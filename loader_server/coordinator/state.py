@@ -105,7 +105,7 @@ class CoordinatorState:
         self.counts = Counts()
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Process an event; return what is to be done now, in order."""
+        """Process an event; return what is to be done now, in order. Messages that are not for us are ignored."""
         self.queues.take_up(now_s)
         self._rules.begin(self._streams, now_s)
         match event:
@@ -133,7 +133,7 @@ class CoordinatorState:
         return out
 
     def recover(self, fact: Fact) -> None:
-        """Apply a fact from the journal; facts of streams that the job no longer has are dropped."""
+        """Apply a fact from the journal; drop facts of streams that the job no longer has, except for convictions."""
         match fact:
             case CulpritFound():
                 self._convictions.add(fact.stream, fact.identity, fact.ends)
@@ -223,7 +223,7 @@ class CoordinatorState:
             self._add(peer, attach, *answer, now_s)
 
     def _attach_again(self, peer: bytes, attach: m.Attach, trainer: AttachedTrainer, now_s: float) -> None:
-        """Answer a repeated request again, as the answer may be lost; drop one older than the last."""
+        """Answer a repeated request again, as the answer may be lost; count and drop a request older than the last."""
         if attach.serial < trainer.attach.serial:
             self.counts.stale += 1
             return
@@ -360,7 +360,7 @@ class CoordinatorState:
             self._out += self.ending.stand(place, now_s)
 
     def _hear(self, peer: bytes, news: m.Outcomes | m.Results | m.StandsStill, now_s: float) -> AttachedTrainer | None:
-        """Return the attached sender and note that it lives; otherwise answer that it is unknown and return None."""
+        """Return the attached sender, as alive; if unknown (or outcomes are in lockstep) answer so and return None."""
         stream = self._streams.get(news.stream)
         trainer = stream.trainers.get(news.incarnation) if stream is not None else None
         if stream is None or trainer is None or (isinstance(news, m.Outcomes) and stream.view.leases is None):
@@ -470,7 +470,7 @@ class CoordinatorState:
         self._out.append(Send(peer, m.Status(report=text_of(self.report(now_s)))))
 
     def report(self, now_s: float) -> dict[str, Any]:
-        """Return the full status report."""
+        """Return the full status report: job, streams, workers, failures, convictions, end, journal and counters."""
         return {
             "job": self._settings.job,
             "streams": {name: self._stream_report(name, stream, now_s) for name, stream in self._streams.items()},

@@ -72,14 +72,14 @@ class Workers:
 
     @property
     def members(self) -> m.Members:
-        """Return the list of workers as trainers get it."""
+        """Return the list of workers as trainers get it, by name; if it is too long for a message, a subset."""
         if self._members is None:
             self._members = m.Members(version=self._version, workers=tuple(self._listed()))
         return self._members
 
     @property
     def left_out(self) -> int:
-        """Return how many workers the list does not name."""
+        """Return how many workers the list does not name, because it would be too long for a message."""
         return len(self._workers) - len(self.members.workers)
 
     def get(self, incarnation: int) -> RegisteredWorker | None:
@@ -87,22 +87,22 @@ class Workers:
         return self._workers.get(incarnation)
 
     def sorted(self) -> list[RegisteredWorker]:
-        """Return all workers, by name."""
+        """Return all workers, by name and then by incarnation."""
         return sorted(self._workers.values(), key=lambda worker: (worker.address.worker, worker.address.incarnation))
 
     def speaks(self, peer: bytes) -> bool:
-        """Return whether a worker has registered on this connection."""
+        """Return whether a registered worker has this connection, on which it registered last."""
         return any(worker.peer == peer for worker in self._workers.values())
 
     def peers(self) -> list[bytes]:
-        """Return the connections of all workers."""
+        """Return the connections of all workers, by the workers' names."""
         return [worker.peer for worker in self.sorted()]
 
     def register(self, peer: bytes, register: m.Register, now_s: float, host: str = "") -> bool:
         """Add a worker, replacing any at its endpoint; return whether the list has changed.
 
-        A worker that registers again at the same address only refreshes its entry. `host` is where its connection comes
-        from, if that is known.
+        A worker that registers again with the same address only refreshes its entry. What was noted of a failing or
+        refused worker of its name is forgotten. `host` is where its connection comes from, if that is known.
         """
         address = WorkerAddress(
             register.worker, register.incarnation, register.endpoint, register.boot_id, register.uid
@@ -134,7 +134,10 @@ class Workers:
         self._count_change()
 
     def note_refused(self, register: m.Register) -> bool:
-        """Record that a worker would build other bytes; return whether to log it, as the worker keeps asking."""
+        """Record that a worker would build other bytes; return whether to log it, as the worker keeps asking.
+
+        Return False if the worker of this name was last refused with the same fingerprint.
+        """
         if self._refused.get(register.worker) == register.builder:
             return False
         if len(self._refused) >= _MOST_FAILING:
@@ -148,7 +151,7 @@ class Workers:
         return {worker: failing.why for worker, failing in self._failing.items()}
 
     def failing_report(self) -> list[dict[str, Any]]:
-        """Return the failing workers, for people and scripts."""
+        """Return the reports of failing workers, each with whether it serves in part, for people and scripts."""
         return [
             {name: getattr(failing.why, name) for name in failing.why.checks} | {"in_part": failing.in_part}
             for failing in self._failing.values()
@@ -157,9 +160,10 @@ class Workers:
     def note_failing(self, peer: bytes, failing: m.Failing, now_s: float) -> bool:
         """Record that a worker could not begin to serve; return whether to announce it to trainers now.
 
-        The report is dropped if too many workers fail, or if the same one was announced a moment ago. If its connection
-        has registered a worker, that worker serves in part. Going by the connection, not the name, keeps a dead worker
-        of the same name, which nobody has missed yet, from passing for the sender.
+        Return False and drop the report if a worker of this name was announced less than half a second ago, or is new
+        and too many workers fail already. If its connection has registered a worker, that worker serves in part. Going
+        by the connection, not the name, keeps a dead worker of the same name, which nobody has missed yet, from passing
+        for the sender.
         """
         known = self._failing.get(failing.worker)
         if len(self._failing) >= _MOST_FAILING if known is None else now_s - known.announced_s < _FAILING_PAUSE_S:

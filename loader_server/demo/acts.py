@@ -76,8 +76,8 @@ order = "sorted"
 def run(options: argparse.Namespace, nursery: Nursery) -> int:
     """Play all acts, and return 0 once every process has ended.
 
-    Raises SettingsError if the trainer's packages are missing or the folder has another corpus, TrainerError if the
-    trainer fails, or what keeps the loaders from serving.
+    Raise SettingsError if the trainer's packages are missing or the folder has a corpus of another size, DataError if
+    it holds something else, TrainerError if the trainer fails, or what keeps the job from being indexed or served.
     """
     _check_trainer()
     # The demo prints its story; the processes' own logs appear only if they are asked for.
@@ -114,7 +114,11 @@ def _check_trainer() -> None:
 
 
 def _corpus(options: argparse.Namespace, story: Story) -> None:
-    """Make the corpus, unless an earlier demo made it; raise SettingsError if that one has another size."""
+    """Make the corpus, unless an earlier demo made it.
+
+    Raise SettingsError if that corpus has another size, DataError if it cannot be read, or the folder holds something
+    else.
+    """
     began_s = time.monotonic()
     corpus = facts_of(options.keep)
     if corpus is None:
@@ -157,7 +161,10 @@ def _plan(job: JobFile, story: Story) -> Stream:
 
 @contextmanager
 def _loaders(settings: SupervisorSettings, nursery: Nursery, job: JobFile, story: Story) -> Iterator[Supervisor]:
-    """Run coordinator and workers while the block lasts, and yield their supervisor; raise StartError if they fail."""
+    """Run coordinator and workers while the block lasts, and yield their supervisor.
+
+    Raise StartError if they cannot serve, and the other errors of `Supervisor.start`.
+    """
     supervisor = Supervisor(settings, nursery)
     keeper = threading.Thread(target=supervisor.run, name="supervisor")
     try:

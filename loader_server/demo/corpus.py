@@ -82,7 +82,8 @@ def make_corpus(
 ) -> CorpusFacts:
     """Make the folder with clips, `train.csv`, `dev.csv` and `job.toml`, completely or not at all.
 
-    Return the corpus's facts. Raise a DataError if the folder holds something else.
+    Return the corpus's facts. Raise a DataError if the folder holds anything already, or something else is in its
+    place.
     """
     _refuse_foreign(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +106,7 @@ def make_corpus(
 def facts_of(folder: Path) -> CorpusFacts | None:
     """Return the facts of a corpus that an earlier demo made there; None if there is none.
 
-    Raise a DataError if they cannot be read.
+    Raise a DataError if they cannot be read, or are malformed.
     """
     try:
         return CorpusFacts(**json.loads((folder / _STAMP).read_text("utf-8")))
@@ -177,7 +178,7 @@ def _spoken(chances: _Chances, target_s: float) -> tuple[NDArray[np.int64], NDAr
 def _tones(
     digits: NDArray[np.int64], starts_s: NDArray[np.float64], tones_s: NDArray[np.float64], length: int
 ) -> NDArray[np.float64]:
-    """Return the signal without noise: at each moment the tone that began last, while it sounds."""
+    """Return the signal without noise: at each moment the tone that began last, while it sounds, else silence."""
     time = np.arange(length) / RATE
     last = np.maximum(np.searchsorted(starts_s, time, side="right") - 1, 0)
     since_s = time - starts_s[last]
@@ -207,7 +208,7 @@ def _noise(chances: _Chances, length: int) -> NDArray[np.float64]:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Raise a DataError if the folder holds anything."""
+    """Raise a DataError if the folder holds anything, or is no folder; do nothing if it does not exist."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(
             expected="a new or empty folder, or one that an earlier demo made",
@@ -218,7 +219,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _fill(folder: Path, samples: int, seed: int, progress: Callable[[int, int], None]) -> CorpusFacts:
-    """Write all clips and both manifests, and return the corpus's facts."""
+    """Write all clips and both manifests, and return the corpus's facts; call `progress` after each clip."""
     rows: dict[str, list[tuple[str, str]]] = {"train": [], "dev": []}
     frames = 0
     executor = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))

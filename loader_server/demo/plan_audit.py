@@ -56,11 +56,11 @@ class Audit:
 
     @property
     def padding(self) -> float:
-        """Return the share of padding in all settled epochs."""
+        """Return the share of cells that are padding in all settled epochs; 0 before the first."""
         return _padding(self._cells, self._filled)
 
     def add(self, step: Step) -> None:
-        """Count one more step of the current epoch."""
+        """Count a step of the current epoch, and note its shape."""
         self._open.append(step)
         self.shapes.add(step.shape)
 

@@ -26,7 +26,7 @@ class Story:
         self.console = Console(highlight=False, soft_wrap=True)
 
     def act(self, number: int, title: str, text: str) -> None:
-        """Print the first line of an act."""
+        """Print the first line of an act, its number and title in bold; wrap it if it is too long."""
         head, *others = self._lines(f"{number}  {title}  {text}")
         self.console.print(
             Text.assemble("\n" if number > 1 else "", (head[: len(title) + 3], "bold"), head[len(title) + 3 :])
@@ -35,7 +35,7 @@ class Story:
             self.console.print(Text(line))
 
     def say(self, text: str, style: str = "") -> None:
-        """Print further lines of the act."""
+        """Print further lines of the act, indented and wrapped."""
         for line in self._lines(f"   {text}"):
             self.console.print(Text(line, style))
 

@@ -72,7 +72,7 @@ class Trainer:
             )
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the trainer's events until it ends; raise a TrainerError if it fails."""
+        """Yield the trainer's events until it ends; raise a TrainerError if it ends with an error or by a signal."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(b'{"event"'):  # libraries print too
@@ -140,7 +140,10 @@ class Training:
         self._task = TaskID(0)
 
     def follow(self, trainer: Iterator[dict[str, Any]]) -> None:
-        """Handle events until the trainer is done."""
+        """Handle events until the trainer is done; raise a TrainerError if it fails.
+
+        Print a line if it has trained for fewer epochs than it was asked for.
+        """
         handlers = {"connected": self._on_connected, "step": self._on_step, "epoch": self._on_epoch}
         with self._bar:
             self._task = self._bar.add_task("TensorFlow starts", total=None)
@@ -192,7 +195,7 @@ class _Killing:
         self._last_s = self._longest_s = 0.0
 
     def on_step(self, step: int, steps: int, epoch: int) -> None:
-        """Kill a worker halfway through the epoch; from then on, measure the longest step."""
+        """Kill a worker halfway through the epoch; from then on, measure the longest time between steps."""
         now_s = time.monotonic()
         if self._victim is not None:
             self._longest_s = max(self._longest_s, now_s - self._last_s)
@@ -212,7 +215,7 @@ class _Killing:
             )
 
     def report(self, settled: Settled) -> None:
-        """Report the outcome at the end of that epoch."""
+        """Report the outcome at the end of that epoch; do nothing if no worker was killed."""
         victim = self._victim
         if victim is None:
             return

@@ -72,7 +72,10 @@ class FeatureCache:
         return samples[~self._store.seem_kept(samples)]
 
     def keep(self, sample: int, values: Mapping[str, Any]) -> None:
-        """Keep a sample's values, unless they are of a type that cannot be kept or there is no room."""
+        """Keep a sample's values, unless they cannot be kept as bytes or there is no room.
+
+        Raise a MachineError if there is a link in the place of the cache's files, and an OSError if the disk fails.
+        """
         blob = as_bytes(values)
         if blob is not None:
             self._store.put(sample, self._stream.identity(sample), blob)
@@ -83,7 +86,11 @@ class FeatureCache:
 
 
 def as_bytes(values: Mapping[str, Any]) -> bytes | None:
-    """Return the values as bytes; None if a value is of a type that cannot be kept."""
+    """Return the values as bytes; None if one cannot be kept.
+
+    Kept are arrays and numpy's scalars without objects, texts that are valid Unicode, bytes, bools, floats, None and
+    integers of up to 64 bits, all of exactly these types.
+    """
     header: list[tuple[str, Any]] = []
     parts: list[bytes] = []
     for key, value in values.items():
@@ -106,7 +113,7 @@ def as_bytes(values: Mapping[str, Any]) -> bytes | None:
 
 
 def from_bytes(raw: bytearray) -> dict[str, Any]:
-    """Return the values; arrays are views of `raw`."""
+    """Return the values that `as_bytes` gave these bytes for, by key; arrays are writable views of `raw`."""
     size = int.from_bytes(raw[:4], "little")
     at = 4 + size
     at += -at % _ALIGNMENT

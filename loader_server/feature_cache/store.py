@@ -98,7 +98,11 @@ class SampleStore:
         return np.asarray(self._entries["nbytes"][samples] > 0)
 
     def put(self, sample: int, identity: str, blob: bytes) -> None:
-        """Keep a blob, unless the store is full or the blob is larger than a segment."""
+        """Keep a blob, unless the store is full, the blob is larger than a segment, or there is no room for a segment.
+
+        Raise a MachineError if there is a link in the place of a file; raise an OSError unless the disk is full or
+        closed to us, which marks the store as full.
+        """
         if self._is_full or len(blob) > self._segment_bytes:
             return
         if self._handle < 0 or self._end + len(blob) > self._segment_bytes:
@@ -126,7 +130,10 @@ class SampleStore:
     # --- segments ---
 
     def _segment(self, number: int) -> int | None:
-        """Return a segment's descriptor, which stays open; None if the segment is gone or not a file of ours."""
+        """Return a segment's descriptor, which stays open; None if the segment is gone or not a file of ours.
+
+        Raise an OSError if it cannot be opened for another reason.
+        """
         with self._opening, contextlib.suppress(FileNotFoundError, MachineError):  # gone, or a link
             if number not in self._segments:
                 self._segments[number] = open_own(self._path(number), os.O_RDONLY)
@@ -139,7 +146,11 @@ class SampleStore:
         return [int(path.name.removeprefix(_SEGMENT)) for path in self._folder.glob(f"{_SEGMENT}*")]
 
     def _begin_segment(self) -> None:
-        """Begin a new segment with its room reserved on the disk; if there is none, mark the store as full."""
+        """Finish the present segment, and begin a new one with its room reserved on the disk.
+
+        If there is no room, or the disk is closed to us, mark the store as full. Raise a MachineError if a link is in
+        the place of a file, and other errors of the disk.
+        """
         self._end_segment()
         with self._noticing_a_full_disk(), self._ledger():
             self._make_room()
@@ -153,14 +164,14 @@ class SampleStore:
                 os.posix_fallocate(handle, 0, self._segment_bytes)
 
     def _end_segment(self) -> None:
-        """Finish the segment that is being written, and cut its unused rest."""
+        """Finish the segment that is being written, if there is one, and cut its unused rest."""
         if self._handle >= 0:
             _cut(self._path(self._number), self._handle, self._end)
             os.close(self._handle)
             self._handle = -1
 
     def _cut_abandoned(self) -> None:
-        """Give back the room that killed processes had reserved."""
+        """Give back the room that killed processes had reserved; raise a MachineError if a segment is a link."""
         for number in self._numbers():
             with open(open_own(self._path(number), os.O_RDWR), "r+b") as file:  # noqa: PTH123 - of a descriptor
                 # A segment is locked while it is written: if we get the lock, its writer is gone.
@@ -174,7 +185,10 @@ class SampleStore:
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[None]:
-        """Hold the lock under which stores and segments are made and removed."""
+        """Wait for the lock under which stores and segments are made and removed, and hold it during the block.
+
+        Raise a MachineError if there is a link in the place of its file.
+        """
         self._root.mkdir(parents=True, exist_ok=True)
         with locked(self._root / "ledger"):
             yield
@@ -190,7 +204,7 @@ class SampleStore:
 
     @contextlib.contextmanager
     def _noticing_a_full_disk(self) -> Iterator[None]:
-        """Stop keeping samples if the disk is full or closed to us; raise other errors again."""
+        """Stop keeping samples, with a warning, if the disk is full or closed to us; raise other errors again."""
         try:
             yield
         except OSError as error:

@@ -38,9 +38,12 @@ _SUFFIX = re.compile(r"\.[A-Za-z0-9_]{1,16}")
 def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
     """Yield the files of a job's bundle by their names there: job file, code, named files, then indexes.
 
-    Cached plans are part of an index. Graphs that trainers send come later. The smallest files come first, so that a
-    host with an index of its own gets the rest of a bundle that is too large. Code is included only if there are keys:
-    without them anybody could fetch it.
+    Cached plans are part of an index. Graphs that trainers send come later, and streams whose packages are not
+    installed here are left out. The smallest files come first, so that a host with an index of its own gets the rest of
+    a bundle that is too large. Code is included only if there are keys: without them anybody could fetch it.
+
+    Raise DataError if an index is missing or damaged, SettingsError if a transform's settings do not fit, or OSError if
+    a folder or module cannot be read.
     """
     yield JOB_FILE, job.path
     if job.keys is not None:
@@ -57,7 +60,10 @@ def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
 
 
 def bundle_nbytes(job: JobFile) -> int | None:
-    """Return how much a joining host fetches; None if it is not known yet, such as before indexing."""
+    """Return how many bytes a joining host fetches; None if a file of the bundle is missing or cannot be read.
+
+    That is so before indexing, for instance, or if the settings of a transform do not fit.
+    """
     try:
         return sum(path.stat().st_size for _, path in bundle_files(job))
     except (StokerError, OSError):
@@ -65,7 +71,10 @@ def bundle_nbytes(job: JobFile) -> int | None:
 
 
 def _named(job: JobFile) -> dict[str, str]:
-    """Return the paths of files that transforms name, as in the job file, by their names in the bundle."""
+    """Return the paths of files that transforms name, as in the job file, by their names in the bundle.
+
+    Raise SettingsError if the settings of a transform do not fit.
+    """
     paths: dict[str, None] = {}
     for _, recipe in job.recipes.readable():
         paths.update(dict.fromkeys(named_files(recipe.settings.transforms, recipe.tables, recipe.where)))
@@ -76,12 +85,18 @@ def _named(job: JobFile) -> dict[str, str]:
 
 
 def _fetched_streams(job: JobFile) -> Iterator[str]:
-    """Yield the streams whose index is part of the bundle: all but those whose graph a trainer sends."""
+    """Yield the streams whose index is part of the bundle: all but those whose graph a trainer sends.
+
+    Streams whose packages are not installed here are left out as well.
+    """
     yield from (name for name, _ in job.recipes.readable() if name not in job.accepting)
 
 
 def _graph(job: JobFile, name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a stream's graph that a trainer has sent."""
+    """Yield the files of a stream's graph that a trainer has sent: the graph, then its index.
+
+    Raise DataError if the index is missing or damaged.
+    """
     yield f"{GRAPHS}/{name}/graph", job.graph_path(name)
     folder = job.index_folder(name)
     for file in _index_files(folder):
@@ -89,7 +104,7 @@ def _graph(job: JobFile, name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _index_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of an index; raise DataError if it is missing or damaged."""
+    """Yield the files of an index, `meta.json` first; raise DataError if it is missing or damaged."""
     yield folder / "meta.json"
     yield from sorted(file for file in (folder / read_meta(folder).folder).iterdir() if file.is_file())
 
@@ -126,7 +141,10 @@ class Bundle:
             raise
 
     def add_graph(self, name: str) -> None:
-        """Add a graph that runs now; all other files stay as they were hashed."""
+        """Add a graph that runs now; all other files stay as they were hashed.
+
+        Raise DataError if its index is missing or damaged, OSError if a file cannot be read; a later call tries again.
+        """
         files = self.manifest.files
         graph = [self._open(name, path) for name, path in _graph(self._job, name)]
         # Before the indexes: they come last, so that a host gets the rest of a bundle that is too large.
@@ -134,7 +152,7 @@ class Bundle:
         self.manifest = dataclasses.replace(self.manifest, files=(*files[:first], *graph, *files[first:]))
 
     def _open(self, name: str, path: Path) -> BundleFile:
-        """Open a file, hash it and its pieces, and leave it open."""
+        """Open a file, hash it and its pieces, and leave it open; raise OSError if it cannot be read."""
         if name in self._descriptors:  # left by a try that failed
             os.close(self._descriptors.pop(name))
         descriptor = self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -185,14 +203,14 @@ class BundleKeeper:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether pieces can be sent; asking starts the work."""
+        """Return whether pieces can be sent; asking starts the work, so the first answer is False."""
         # Taken before the work begins, so that the first to ask always hears no, however fast the thread is.
         is_ready = self._bundle is not None
         self._begin()
         return is_ready
 
     def add_graph(self, name: str) -> None:
-        """Add the graph of this stream, which runs from now on."""
+        """Add the graph of this stream, which runs from now on; it is hashed once there is a bundle."""
         self._graphs.append(name)
         if self._bundle is not None:
             self._begin()
@@ -205,7 +223,10 @@ class BundleKeeper:
             self._thread.start()
 
     def is_end(self, wanted: m.BundleWanted) -> bool:
-        """Return whether a host has all of this bundle and waits for the next, which is made if that is due."""
+        """Return whether a host has all of this bundle and waits for the next, which is made if that is due.
+
+        Return False while no bundle is hashed yet; asking starts the work.
+        """
         self._begin()
         manifest = self._bundle.manifest if self._bundle is not None else None
         return manifest is not None and (wanted.digest, wanted.offset) == (manifest.digest, manifest.end)
@@ -213,7 +234,8 @@ class BundleKeeper:
     def answer(self, wanted: m.BundleWanted) -> m.BundlePiece | None:
         """Return the piece that a host asks for; None if there is none to send.
 
-        A host that has another bundle's digest gets the beginning of this one.
+        That is so while no bundle is hashed yet, beyond its end or size limit, and in a file that has become shorter. A
+        host that has another bundle's digest gets the beginning of this one.
         """
         if self._bundle is None:
             return None
@@ -227,7 +249,10 @@ class BundleKeeper:
         )
 
     def _make(self) -> None:
-        """Hash what is new, and wake the coordinator; log a warning if something cannot be read."""
+        """Hash what is new, and wake the coordinator.
+
+        If something cannot be read, log a warning and return; the next question of a host begins again.
+        """
         try:
             self._bundle = bundle = self._bundle or Bundle(self._job)
             while self._graphs:

@@ -46,9 +46,9 @@ _REMOVED = ".removed"
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a state folder's bundles; wait for its holder, however long that one fetches.
+    """Hold the lock of a state folder's bundles; wait for its holder, however long that process fetches.
 
-    Raises MachineError if the file system has no locks.
+    Raise MachineError if the file system has no locks, or if something else is in the place of the lock's file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = open_own(folder / "lock", os.O_RDWR | os.O_CREAT)
@@ -60,7 +60,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _wait_for_lock(descriptor: int, folder: Path) -> None:
-    """Lock an open file once nobody has it; log once that another process has. Raises MachineError without locks."""
+    """Lock an open file once nobody has it; log once that another process has.
+
+    Raise MachineError if the file system has no locks.
+    """
     is_logged = False
     while True:
         try:
@@ -86,13 +89,13 @@ class BundleFolder:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether the bundle is complete."""
+        """Return whether the bundle is complete, which its folder's name alone tells."""
         return self.path.is_dir()
 
     def begin(self) -> dict[str, int]:
         """Create the draft or resume it; return the number of each file's first missing piece.
 
-        Raises DataError if a link stands in the way.
+        For a file that is complete this is the number of its pieces. Raise DataError if a link stands in the way.
         """
         if self._draft.is_symlink():
             raise _in_the_way(self._draft)
@@ -102,7 +105,10 @@ class BundleFolder:
         return {file.name: self._checked_pieces(file) for file in self._files}
 
     def _checked_pieces(self, file: BundleFile) -> int:
-        """Return how many pieces of a file are here and correct; truncate the file after them."""
+        """Return how many pieces of a file are here and correct; truncate the file after them.
+
+        Create the file if it is not there. Raise DataError if a link stands in the way.
+        """
         # A kill or a power cut may have left any bytes behind, so each piece counts by its checksum alone.
         with self._opened(file) as descriptor:
             number = 0
@@ -113,7 +119,10 @@ class BundleFolder:
 
     @contextlib.contextmanager
     def _opened(self, file: BundleFile) -> Iterator[int]:
-        """Open a file of the draft for the block, and create the folders above it; raise DataError if one is a link."""
+        """Open a file of the draft for the block, and create it and the folders above it.
+
+        Raise DataError if it or one of these folders is a link.
+        """
         path = self._draft / file.name
         # O_NOFOLLOW guards only the last part of a path, so the folders above are checked one by one.
         for folder in reversed(path.relative_to(self._draft).parents[:-1]):
@@ -130,14 +139,15 @@ class BundleFolder:
             os.close(descriptor)
 
     def write(self, piece: FilePiece) -> None:
-        """Write a piece whose checksum was checked."""
+        """Write a piece whose checksum was checked; raise DataError if a link stands in the way."""
         with self._opened(piece.file) as descriptor:
             os.pwrite(descriptor, piece.content, piece.start)
 
     def finish(self) -> None:
         """Check and sync each file, and rename the draft to the bundle.
 
-        Raises DataError if a file differs from the manifest; the draft is removed then.
+        Raise DataError if a file differs from the manifest, in which case the draft is removed, or if a link stands in
+        the way.
         """
         for file in self._files:
             self._check(file)
@@ -149,7 +159,10 @@ class BundleFolder:
         os.utime(self.path)
 
     def _check(self, file: BundleFile) -> None:
-        """Sync a file of the draft; raise DataError, and remove the draft, if it differs from the manifest."""
+        """Sync a file of the draft; raise DataError, and remove the draft, if it differs from the manifest.
+
+        Raise DataError, and leave the draft, if a link stands in the way.
+        """
         with self._opened(file) as descriptor:
             whole = hashlib.sha256()
             for number in range(file.count):
@@ -183,7 +196,11 @@ def _in_the_way(path: Path) -> DataError:
 
 
 def remove_old_bundles(bundles: Path, hosts: Path) -> None:
-    """Remove bundles that are neither in use nor among the newest; log what cannot be removed."""
+    """Remove bundles that are neither in use nor among the three newest others; log what cannot be removed.
+
+    If the settings of a folder in use cannot be read, only what a kill left of earlier removals is removed; if locks
+    cannot be checked or bundles cannot be listed, nothing is.
+    """
     try:
         for path in _removable(bundles, bundles_in_use(hosts)):
             _remove(path)
@@ -202,7 +219,10 @@ def _remove(path: Path) -> None:
 
 
 def _removable(bundles: Path, in_use: set[str] | None) -> Iterable[Path]:
-    """Yield the folders to remove, each renamed: what a kill left of earlier removals, then old unused bundles."""
+    """Yield the folders to remove, each renamed: what a kill left of earlier removals, then old unused bundles.
+
+    Without knowing which bundles are in use (None), yield only the former.
+    """
     folders = [path for path in bundles.iterdir() if path.is_dir() and not path.is_symlink()]
     yield from (path for path in folders if path.name.endswith(_REMOVED))
     # If a folder in use cannot be read, any bundle may be the one that it uses.

@@ -69,16 +69,20 @@ class Fetching:
         return m.BundleWanted(digest=self._digest, offset=self.manifest.end)
 
     def need(self, pieces: Mapping[str, int]) -> None:
-        """Fetch these files, each from this piece on; to be called once the manifest is here."""
+        """Fetch these files, each from this piece on; to be called once the manifest is here.
+
+        Names that are not in the manifest are ignored. What an earlier call asked for is fetched no more.
+        """
         assert self.manifest is not None
         needed = [(file, pieces[file.name]) for file in self.manifest.files if file.name in pieces]
         self._left = deque((file, number) for file, first in needed for number in range(first, file.count))
         self.left_nbytes = sum(file.piece_nbytes(number) for file, number in self._left)
 
     def take(self, piece: m.BundlePiece) -> FilePiece | None:
-        """Take in an answer; return the checked bytes of a file if it brings the ones that are due, otherwise None.
+        """Take in an answer; return the checked bytes of a file if it brings the piece that is due, otherwise None.
 
-        Raises DataError after too many pieces with a wrong checksum.
+        An answer of another bundle starts the download again with that one. Raise DataError after the third piece or
+        manifest of a bundle with a wrong checksum, or if the manifest is malformed.
         """
         # The coordinator answers with the beginning of its own bundle if the request names another one, as it does when
         # the coordinator was started again meanwhile.
@@ -105,7 +109,11 @@ class Fetching:
         self._digest, self._manifest_nbytes = piece.digest, piece.manifest_nbytes
 
     def _take_manifest(self, piece: m.BundlePiece) -> None:
-        """Add to the manifest, if this is its next part; check it once it is complete."""
+        """Add to the manifest, if this is its next part; check it once it is complete.
+
+        A manifest with a wrong checksum is asked for again. Raise DataError if that happens too often, or if it is
+        malformed.
+        """
         # A request that was repeated is answered twice.
         if piece.offset != len(self._begun) or not piece.content:
             return
@@ -119,7 +127,7 @@ class Fetching:
             self._note_wrong("the manifest")
 
     def _note_wrong(self, name: str) -> None:
-        """Count a piece with a wrong checksum, which is asked for again; raise DataError if there were too many."""
+        """Count a piece with a wrong checksum, which is asked for again; raise DataError at the third."""
         self._wrong += 1
         if self._wrong >= _MOST_WRONG:
             raise DataError(
@@ -165,11 +173,14 @@ class GraphFetching:
         return self._fetching.manifest is not None and self._fetching.wanted() is None
 
     def wanted(self) -> m.BundleWanted:
-        """Return the next request."""
+        """Return the next request: for a piece that is missing or, if none is, for the next bundle."""
         return self._fetching.wanted() or self._fetching.wanted_after()
 
     def need(self, streams: Collection[str]) -> None:
-        """Fetch the graphs of these streams that the bundle has; do nothing while others are being fetched."""
+        """Fetch the graphs of these streams that the bundle has, unless they lie beyond its size limit.
+
+        Do nothing while others are being fetched, or while the manifest is not here.
+        """
         manifest = self._fetching.manifest
         if manifest is None or not self.waits:
             return
@@ -181,7 +192,11 @@ class GraphFetching:
         self._fetching.need(dict.fromkeys(self._files, 0))
 
     def take(self, piece: m.BundlePiece) -> list[FetchedGraph]:
-        """Take in a piece; return the graphs that were wanted once all of them are complete, otherwise nothing."""
+        """Take in a piece; return the graphs that were wanted once all of them are complete, otherwise nothing.
+
+        If another bundle came in between, what was fetched so far is dropped. Raise DataError if pieces are wrong again
+        and again, or if the manifest is malformed.
+        """
         before = self._fetching.manifest
         part = self._fetching.take(piece)
         # Another bundle has come in between: what was fetched so far may be of other graphs.

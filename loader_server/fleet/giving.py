@@ -41,7 +41,10 @@ class Giving:
         return bool(self._waiting)
 
     def ask(self, peer: bytes, wanted: m.BundleWanted) -> bool:
-        """Add or replace a host's request; return whether that is progress, which a repeated request is not."""
+        """Add or replace a host's request; return whether that is progress.
+
+        It is none if the request replaces another, or if so many hosts wait that it is dropped.
+        """
         is_new = peer not in self._waiting
         if is_new and len(self._waiting) >= _MOST_HOSTS:
             return False
@@ -49,7 +52,11 @@ class Giving:
         return is_new
 
     def take_due(self, unread: Callable[[bytes], int], total: int) -> list[tuple[bytes, m.BundleWanted]]:
-        """Remove and return the requests to be answered now, oldest first; `total` is what all hosts have not read."""
+        """Remove and return the requests to be answered now, oldest first; `total` is what all hosts have not read.
+
+        They are at most eight, and as many as fit into the limit of unread bytes; hosts that have too much to read
+        themselves are passed over.
+        """
         # A host that reads slowly is passed over, and keeps its turn: it holds up nobody but itself.
         due: list[tuple[bytes, m.BundleWanted]] = []
         for peer in list(self._waiting):

@@ -68,7 +68,10 @@ class JoinedFolder:
     named: Mapping[str, str] = field(default_factory=dict)
 
     def settle(self, job: Job) -> Job:
-        """Return the job with this host's own settings in place of the job file's."""
+        """Return the job with this host's own settings in place of the job file's.
+
+        Endpoint, state folder and keys are this host's; workers, caches and metrics port are as if they were not set.
+        """
         return dataclasses.replace(
             job,
             settings=dataclasses.replace(
@@ -94,7 +97,7 @@ class JoinedFolder:
     def beside(job_file: Path) -> JoinedFolder | None:
         """Read the settings beside a job file; return None if the job file is this host's own.
 
-        Raises SettingsError if the file is malformed.
+        Raise SettingsError if the file is malformed or cannot be read.
         """
         path = job_file.with_name(_SETTINGS)
         try:
@@ -126,9 +129,9 @@ class HostFolder:
 
     @staticmethod
     def take(hosts: Path, job: str) -> HostFolder:
-        """Lock and return the first folder of this host that no living process has.
+        """Lock and return the first folder of this host for the job that no living process has; make it if need be.
 
-        Raises MachineError if the file system has no locks, or a link stands in the way.
+        Raise MachineError if the file system has no locks, or if a link or something else stands in the way.
         """
         for number in itertools.count(1):
             # Numbered from 2, because one host may join a job twice, and hosts that share a state folder may have equal
@@ -191,7 +194,10 @@ def _read_tag(descriptor: int) -> str:
 
 
 def bundles_in_use(hosts: Path) -> set[str] | None:
-    """Return the names of the bundles of all folders in use; None if one of them cannot be read."""
+    """Return the names of the bundles of all folders in use; None if the settings of one cannot be read.
+
+    Raise MachineError if the file system has no locks, or if something else is in the place of a lock's file.
+    """
     names: set[str] = set()
     for path in hosts.glob(f"*/*/{_IN_USE}"):
         if not _is_held(path):
@@ -206,7 +212,10 @@ def bundles_in_use(hosts: Path) -> set[str] | None:
 
 
 def _is_held(path: Path) -> bool:
-    """Return whether a living process has this file's lock, which is taken and released to find out."""
+    """Return whether a living process has this file's lock, which is taken and released to find out.
+
+    Raise MachineError if the file system has no locks, or if something else is in the file's place.
+    """
     descriptor = open_own(path, os.O_RDWR)
     try:
         lock(descriptor, path.parent)

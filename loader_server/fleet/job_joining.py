@@ -69,16 +69,16 @@ class JoinSettings:
 
     @property
     def bundles(self) -> Path:
-        """Return the folder of bundles."""
+        """Return the folder of bundles, an absolute path below the state folder."""
         return self.state.resolve() / "bundles"
 
     @property
     def hosts(self) -> Path:
-        """Return the folder with the hosts' own folders."""
+        """Return the folder with the hosts' own folders, an absolute path below the state folder."""
         return self.state.resolve() / "hosts"
 
     def options(self) -> tuple[str, ...]:
-        """Return the command-line options with the same meaning."""
+        """Return the command-line options with the same meaning, except the endpoint and `--insecure`."""
         folders = {"--state": self.state, "--keys": self.keys, "--data": self.data, "--index": self.index}
         words = (
             word for name, folder in folders.items() if folder is not None for word in (name, str(folder.resolve()))
@@ -88,7 +88,8 @@ class JoinSettings:
     def follow(self) -> FollowedEndpoint:
         """Return the coordinator's address, followed if it is in a file.
 
-        Raises SettingsError if the endpoint is malformed, or if it is known already that it may not be joined.
+        Raise SettingsError if the endpoint is malformed, if others may write its file and there are no keys, or if it
+        is known already that it may not be joined.
         """
         check_coordinator(self.endpoint, where="loader-server run")
         followed = FollowedEndpoint(self.endpoint, encrypted=self.keys is not None)
@@ -96,7 +97,10 @@ class JoinSettings:
         return followed
 
     def refuse_open(self, address: str) -> None:
-        """Raise SettingsError if the coordinator is on another host, and there are no keys."""
+        """Raise SettingsError if an address is malformed, or on another host with neither keys nor `insecure`.
+
+        Do nothing if the address is empty, because none is known yet.
+        """
         if address:
             encrypted = self.keys is not None
             check_endpoint(address, where=f"joining {self.endpoint}", encrypted=encrypted, insecure=self.insecure)
@@ -106,9 +110,11 @@ def join(settings: JoinSettings) -> HostFolder:
     """Fetch what is missing, and return a folder with the job as this host serves it, for this process alone.
 
     Raises:
-        LostError: No coordinator answers there.
-        RefusedError: This host's key lacks the role `worker`.
-        DataError: The bundle is too large, damaged, or does not fit this host's own index.
+        SettingsError: The endpoint may not be joined, keys cannot be read, or the state folder cannot be written to.
+        LostError: No coordinator of this release answers there.
+        RefusedError: The coordinator refuses, for instance because this host's key lacks the role `worker`.
+        DataError: The bundle is too large, damaged, or does not fit this host's own index, or a link is in its way.
+        MachineError: The state folder's file system has no locks, or something else is in the place of our files.
     """
     with _whole_bundle(settings) as (manifest, bundle):
         host = HostFolder.take(settings.hosts, manifest.job)
@@ -123,8 +129,8 @@ def join(settings: JoinSettings) -> HostFolder:
 def fetch(settings: JoinSettings, into: Path | None = None) -> None:
     """Fetch what is missing; if `into` is a host's folder, bring it up to date as well.
 
-    To be called by the process that has that folder, or on its behalf. Raises as `join` does, and DataError if another
-    job is served there now.
+    To be called by the process that has that folder, or on its behalf. Raise as `join` does, and DataError if another
+    job is served there now, or if `into` lacks this host's settings.
     """
     with _whole_bundle(settings) as (manifest, bundle):
         if into is None:
@@ -142,7 +148,10 @@ def fetch(settings: JoinSettings, into: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def _whole_bundle(settings: JoinSettings) -> Iterator[tuple[Manifest, BundleFolder]]:
-    """Hold the lock of the bundles with the coordinator's bundle complete; remove old bundles at the end."""
+    """Hold the lock of the bundles with the coordinator's bundle complete; remove old bundles at the end.
+
+    Raise as `join` does.
+    """
     refuse_closed(settings.state.resolve(), where="--state")
     with contextlib.closing(_FetchConnection(settings)) as connection, contextlib.ExitStack() as held:
         fetching = Fetching()
@@ -176,7 +185,12 @@ def _settle(folder: Path, tag: str, settings: JoinSettings, manifest: Manifest, 
 
 
 def _learn_manifest(connection: _FetchConnection, fetching: Fetching) -> Manifest:
-    """Return the manifest, after asking for it until it is here; raise LostError if the coordinator is silent."""
+    """Return the manifest, after asking for it until it is here.
+
+    Raise LostError if the coordinator is silent or of another release, SettingsError if its new address may not be
+    joined, DataError if the manifest is malformed or damaged again and again, or the error with which the coordinator
+    refuses.
+    """
     while fetching.manifest is None:
         connection.ask(fetching)
     return fetching.manifest
@@ -185,7 +199,8 @@ def _learn_manifest(connection: _FetchConnection, fetching: Fetching) -> Manifes
 def _fetched(connection: _FetchConnection, fetching: Fetching, settings: JoinSettings) -> tuple[Manifest, BundleFolder]:
     """Return the manifest and the folder of the complete bundle, after fetching what is missing of it.
 
-    Raises DataError if this host's own index differs, the bundle is too large, or pieces of it are damaged.
+    Raise DataError if this host's own index differs, the bundle is too large, pieces or files of it are damaged, or a
+    link is in the way; and the other errors of `_learn_manifest`.
     """
     while True:
         manifest = _learn_manifest(connection, fetching)
@@ -200,7 +215,10 @@ def _fetched(connection: _FetchConnection, fetching: Fetching, settings: JoinSet
 
 
 def _fetch_files(connection: _FetchConnection, fetching: Fetching, folder: BundleFolder) -> bool:
-    """Fetch all files that are missing; return False if the coordinator has another bundle now."""
+    """Fetch all files that are missing; return False if the coordinator has another bundle now.
+
+    Raise DataError if pieces or files are damaged, or a link is in the way; and the other errors of `_learn_manifest`.
+    """
     manifest = fetching.manifest
     fetching.need(folder.begin())
     log = Log("join", endpoint=connection.endpoint)
@@ -220,7 +238,7 @@ def _fetch_files(connection: _FetchConnection, fetching: Fetching, folder: Bundl
 def _own_index(manifest: Manifest, index: Path | None) -> frozenset[str]:
     """Return the index files if this host has an equal index of its own, nothing if it has none.
 
-    Raises DataError if its own index differs.
+    Raise DataError if its own index differs, is missing or damaged.
     """
     if index is None:
         return frozenset()
@@ -279,7 +297,10 @@ class _FetchConnection:
             raise
 
     def _connect(self) -> zmq.Socket[bytes]:
-        """Return a socket that connects to the coordinator; raise SettingsError if that address may not be joined."""
+        """Return a socket that connects to the coordinator, or to nobody while its address is not known.
+
+        Raise SettingsError if that address is malformed, or may not be joined.
+        """
         address = self._followed.address
         # Again, because a coordinator that is followed by its file may have moved to another host.
         self._settings.refuse_open(address)
@@ -298,7 +319,9 @@ class _FetchConnection:
     def ask(self, fetching: Fetching) -> FilePiece | None:
         """Send the next request until it is answered; return the bytes of a file, or None for anything else.
 
-        Raises LostError if the coordinator is silent for too long, or the error with which it refuses.
+        Raise LostError if the coordinator is silent for a minute or of another release, SettingsError if its new
+        address may not be joined, DataError if the answer is malformed or damaged too often, or the error with which it
+        refuses.
         """
         wanted = fetching.wanted()
         assert wanted is not None
@@ -317,14 +340,20 @@ class _FetchConnection:
                 return fetching.take(piece)
 
     def _hear(self, wait_s: float) -> m.BundlePiece | None:
-        """Wait this long for a piece, and return it or None; raise the error with which the coordinator refuses."""
+        """Wait at most this long for a message; return the piece in it, or None if none came.
+
+        Raise the error with which the coordinator refuses, or LostError if it is of another release.
+        """
         if not self._dealer.poll(int(1000 * wait_s)):
             return None
         pieces = (self._read(frames[0]) for frames in read_waiting(self._dealer, 1))
         return next(filter(None, pieces), None)
 
     def _follow(self, now_s: float) -> bool:
-        """Connect to the coordinator's new address if its file names another one; return whether it does."""
+        """Connect to the coordinator's new address if its file names another one; return whether it does.
+
+        Raise SettingsError if the new address may not be joined, or if the file is unsafe and no address is known yet.
+        """
         quiet_s = now_s - self._heard_s if self._connected else math.inf
         if not self._followed.has_moved(self._connected, quiet_s, now_s):
             return False
@@ -340,7 +369,10 @@ class _FetchConnection:
             self._log.warning("waits for the coordinator", reason=reason, seconds=_LOST_S)
 
     def _read(self, frame: zmq.Frame) -> m.BundlePiece | None:
-        """Return the piece in an answer, None for another message; raise the error with which it refuses."""
+        """Return the piece in an answer, None for another message.
+
+        Raise the error with which the coordinator refuses, or LostError if the message cannot be decoded.
+        """
         self._heard_s = time.monotonic()
         try:
             message = decode(frame.buffer)

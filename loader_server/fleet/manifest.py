@@ -46,13 +46,20 @@ def sha256(content: bytes | memoryview) -> bytes:
 
 
 def is_safe_name(name: str) -> bool:
-    """Return whether a file of this name is sure to lie below the bundle's folder."""
+    """Return whether a file of this name is sure to lie below the bundle's folder.
+
+    It may have at most eight parts, and each must be a visible name: not empty or too long, without a dot in front, a
+    backslash or unprintable characters.
+    """
     parts = name.split("/")
     return len(parts) <= _MOST_PARTS and all(map(_is_safe_part, parts))
 
 
 def _is_safe_part(part: str) -> bool:
-    """Return whether it is a visible name within a folder; columns have whatever names users gave."""
+    """Return whether it is a visible name within a folder, of at most 255 bytes, without dot in front or backslash.
+
+    Other characters may be in it if they are printable, as columns have whatever names users gave.
+    """
     is_named = bool(part) and not part.startswith(".") and part.isprintable() and "\\" not in part
     return is_named and len(part.encode("utf-8", "replace")) <= _LONGEST_PART
 
@@ -72,7 +79,7 @@ class BundleFile:
         return -(-self.nbytes // BUNDLE_PIECE_BYTES)
 
     def piece_nbytes(self, number: int) -> int:
-        """Return the size of a piece."""
+        """Return the size of a piece in bytes: a full piece, or what is left for the last one."""
         return min(BUNDLE_PIECE_BYTES, self.nbytes - number * BUNDLE_PIECE_BYTES)
 
     def has_piece(self, number: int, content: bytes | memoryview) -> bool:
@@ -103,7 +110,7 @@ class Manifest:
 
     @cached_property
     def encoded(self) -> bytes:
-        """Return the manifest as it is sent."""
+        """Return the manifest as it is sent: in msgpack, with sorted tables."""
         packed: bytes = msgpack.packb(
             {
                 "format": _FORMAT,
@@ -119,13 +126,13 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """Return the bundle's digest, which is its name."""
+        """Return the bundle's digest, which is its name: the SHA-256 of the encoded manifest in hexadecimal."""
         # Of the manifest, which has the checksum of each piece: so a piece can be checked before it is written, and a
         # cut costs one piece.
         return sha256(self.encoded).hex()
 
     def names_below(self, folder: str) -> frozenset[str]:
-        """Return the names of the files in a folder."""
+        """Return the names of the files in a folder and the folders below it."""
         return frozenset(file.name for file in self.files if file.name.startswith(f"{folder}/"))
 
     def without(self, names: frozenset[str]) -> Manifest:
@@ -134,7 +141,7 @@ class Manifest:
 
     @property
     def nbytes(self) -> int:
-        """Return the size of all files."""
+        """Return the size of all files in bytes, without the manifest."""
         return self.end - len(self.encoded)
 
     @cached_property
@@ -144,11 +151,11 @@ class Manifest:
 
     @property
     def end(self) -> int:
-        """Return the offset after the last byte."""
+        """Return the offset after the last byte of the last file, counted from the manifest's first byte."""
         return self.offsets[-1]
 
     def offset_of(self, file: BundleFile) -> int:
-        """Return where one of its files begins."""
+        """Return where one of its files begins, counted from the manifest's first byte."""
         return self._begins[file.name]
 
     @cached_property
@@ -175,7 +182,7 @@ class Manifest:
 
     @staticmethod
     def decode(content: bytes) -> Manifest:
-        """Return the manifest in these bytes; raise DataError if they are none, or an unsafe one."""
+        """Return the manifest in these bytes; raise DataError if they are malformed, or the manifest is unsafe."""
         try:
             manifest = _read(msgpack.unpackb(content))
         except Exception as error:  # malformed bytes raise many kinds of errors
@@ -218,7 +225,7 @@ def _read(fields: Any) -> Manifest:
 
 
 def _job_name(value: Any) -> str:
-    """Return the name of a job; raise ValueError if it is none."""
+    """Return the name of a job; raise ValueError if it is no string, or not safe as the name of a folder."""
     # It becomes the name of a folder.
     if not isinstance(value, str) or not is_safe_name(value) or "/" in value:
         raise ValueError("no name of a job")
@@ -226,14 +233,14 @@ def _job_name(value: Any) -> str:
 
 
 def _absolute(value: Any) -> str:
-    """Return the path of a folder; raise ValueError if it is not absolute."""
+    """Return the path of a folder; raise ValueError if it is no string, or not absolute."""
     if not isinstance(value, str) or not value.startswith("/"):
         raise ValueError("no absolute folder of the job")
     return value
 
 
 def _refuse_strange_names(manifest: Manifest) -> None:
-    """Raise ValueError if names lead to no file of the bundle, or an index out of its folder."""
+    """Raise ValueError if the job file is missing, a named file is none of the bundle, or an index's name is unsafe."""
     names = {file.name for file in manifest.files}
     if JOB_FILE not in names:
         raise ValueError(f"no {JOB_FILE}")
@@ -244,7 +251,10 @@ def _refuse_strange_names(manifest: Manifest) -> None:
 
 
 def _file(entry: Any) -> BundleFile:
-    """Return the file of an entry; raise ValueError if its name is unsafe, or its checksums do not match its size."""
+    """Return the file of an entry; raise ValueError if its name is unsafe, or its checksums do not match its size.
+
+    Raise ValueError or TypeError as well if a part has the wrong type or size, or if there are not four parts.
+    """
     name, nbytes, digest, pieces = entry
     if not isinstance(name, str) or not is_safe_name(name):
         raise ValueError(f"a file called {name!r:.80}")

@@ -161,13 +161,19 @@ def bytes_with_header(nbytes: int) -> int:
 
 
 def mapped(path: Path) -> NDArray[np.generic]:
-    """Return a column of numbers as a plain array over the mapped file."""
+    """Return a column of numbers as a plain array over the mapped file.
+
+    Raise an OSError if the file cannot be opened, and a ValueError if it is damaged.
+    """
     # Taking a scalar from numpy's memmap class costs ten times as much as from a plain array.
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)  # type: ignore[no-any-return]
 
 
 def open_strings(folder: Path, name: str) -> Strings:
-    """Return a column of strings over its mapped files."""
+    """Return a column of strings over its mapped files.
+
+    Raise an OSError if a file cannot be opened, and a ValueError if it is damaged.
+    """
     blob = mapped(folder / file_of(name, ".text.npy")).view(np.uint8)
     return Strings(blob, mapped(folder / file_of(name, ".starts.npy")).view(np.int64))
 
@@ -184,7 +190,7 @@ class BadRowsWriter(_Appended):
         self.size = size
 
     def append(self, rows: Iterable[BadRow]) -> None:
-        """Write rows after those already there."""
+        """Write rows after those already there, as JSON, one a line."""
         for row in rows:
             facts = {"where": row.where, "line": row.line, "reason": row.reason, "detail": row.detail}
             facts |= {"remedy": row.remedy} if row.remedy else {}
@@ -200,7 +206,7 @@ class BadRowsWriter(_Appended):
 
 
 def first_bad_rows(columns: Path, most: int) -> tuple[BadRow, ...]:
-    """Return the first rows that an index left out, at most `most`, from its folder of columns."""
+    """Return the first rows that an index left out, at most `most`, from its folder of columns; () if it left none."""
     try:
         with (columns / BAD_ROWS).open(encoding="utf-8") as file:
             return tuple(BadRow(**json.loads(line)) for line in islice(file, most))
@@ -209,7 +215,10 @@ def first_bad_rows(columns: Path, most: int) -> tuple[BadRow, ...]:
 
 
 def shown_bad_rows(columns: Path) -> str:
-    """Return the first bad rows for an error: each detail once, with its count, and the first row that has it."""
+    """Return the first bad rows for an error: each detail once, with its count, and the first row that has it.
+
+    Return "" if there are none; details count as the same if they differ only in paths and numbers.
+    """
     return "; ".join(_once_each(first_bad_rows(columns, _SHOWN)))
 
 

@@ -102,7 +102,10 @@ class Draft:
             self._open_columns()
 
     def write(self, part: Probed) -> None:
-        """Append the rows of the next piece, and count them in the journal in memory."""
+        """Append the rows of the next piece, good and bad, and count them in the journal in memory.
+
+        Raise a DataError, counting nothing, if its fields differ from those before, or there are too many columns.
+        """
         found, before = part.found, self.journal
         if len(found.rows):
             self._append(part)
@@ -183,7 +186,7 @@ class Draft:
                 stack.callback(writer.close)
 
     def commit(self, meta: Meta) -> None:
-        """Make the columns the index, replacing the present one."""
+        """Make the columns the index, replacing the present one: sync them, and replace `meta.json` by this one."""
         draft, index = self.folder / "meta.json", self.folder.parent
         # With a journal in its folder the index would look like a draft: the next indexer would resume it, and write
         # into columns that workers have mapped. A killed indexer may have left the other two.
@@ -202,15 +205,15 @@ class Draft:
     # --- what is in the files, once they are closed ---
 
     def numbers(self) -> dict[str, NDArray[np.int64]]:
-        """Return the source's own columns."""
+        """Return the source's own columns of numbers, by name, mapped from their files."""
         return {name: mapped(self.folder / file_of(name)).view(np.int64) for name in self.journal.numbers}
 
     def strings(self) -> dict[str, Any]:
-        """Return the columns of strings."""
+        """Return the source's columns of strings, by name, over their mapped files."""
         return {name: open_strings(self.folder, name) for name in self.journal.ends}
 
     def measured(self, key: str) -> NDArray[np.int64]:
-        """Return the measured lengths of one key."""
+        """Return the measured lengths of one key, one a sample, mapped from their file."""
         return mapped(self.folder / f"measured_{self.journal.measured.index(key)}.npy").view(np.int64)
 
 
@@ -218,8 +221,8 @@ class Draft:
 def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]:
     """Open the draft that a killed indexer of the same things left, or a new one, while the block lasts.
 
-    It is removed if the data are refused (a StokerError), and kept for the next try if the work is interrupted. Errors
-    of the block are raised again.
+    It is removed if the data are refused (a StokerError) or the block does not commit it, and kept for the next try if
+    the work is interrupted after a whole piece and `made_from` is known. Errors of the block are raised again.
     """
     kept = None
     draft = (_resumed(folder, made_from, piece_rows) if made_from else None) or _new(folder, made_from, piece_rows)
@@ -265,7 +268,7 @@ def _journal_in(path: Path) -> DraftJournal:
 
 
 def _is_there(folder: Path, journal: DraftJournal) -> bool:
-    """Return whether the files are at least as long as the journal says."""
+    """Return whether the files are at least as long as the journal says; raise an OSError if one is missing."""
     columns = [*journal.numbers, *(f"measured_{n}" for n in range(len(journal.measured)))]
     least = {file_of(name): 8 * journal.samples for name in columns}
     least |= {file_of(name, ".text.npy"): end for name, end in journal.ends.items()}
@@ -277,7 +280,7 @@ def _is_there(folder: Path, journal: DraftJournal) -> bool:
 
 
 def _sweep(folder: Path, keep: Path | None) -> None:
-    """Remove columns that are not the index's: older ones, and drafts that nobody resumes."""
+    """Remove folders of columns that are neither the index's nor `keep`: older ones, and drafts that nobody resumes."""
     named = ""
     with contextlib.suppress(DataError):  # no index yet, or a damaged one
         named = read_meta(folder).folder
@@ -288,7 +291,10 @@ def _sweep(folder: Path, keep: Path | None) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of the folder's only indexer while the block lasts; a new folder that stays empty is removed."""
+    """Hold the lock of the folder's only indexer while the block lasts; a new folder that stays empty is removed.
+
+    Raise a DataError if another indexer has the lock, and a MachineError if a link or the like is in its file's place.
+    """
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     handle = _lock(folder / "lock")
@@ -306,7 +312,7 @@ def locked(folder: Path) -> Iterator[None]:
 def _lock(path: Path) -> int:
     """Return a descriptor with an exclusive lock; its owner unlinks the file before closing it.
 
-    Raise a DataError if another indexer has the lock.
+    Raise a DataError if another indexer has the lock, and a MachineError if a link or the like is in the file's place.
     """
     while True:
         handle = open_own(path, os.O_RDWR | os.O_CREAT)

@@ -50,7 +50,11 @@ class OpenedSource:
     index: Index
 
     def lengths(self, chain: Chain, start: int, stop: int) -> Mapping[str, NDArray[np.int64]]:
-        """Return the lengths after a chain, by key, of the samples from `start` to before `stop`."""
+        """Return the lengths after a chain, by key, of the samples from `start` to before `stop`.
+
+        Raise a DataError if they have to be measured and the index has those of another chain; raise a SettingsError if
+        the transforms lack a value that lengths are computed from.
+        """
         if chain.measured:
             return {key: column[start:stop] for key, column in self.index.measured_lengths(chain).items()}
         return chain.lengths(self._raw_lengths(start, stop))
@@ -59,7 +63,10 @@ class OpenedSource:
         return {key: column[start:stop] for key, column in self.source.lengths.items()}
 
     def passing(self, rule: RowFilter, chain: Chain, start: int, stop: int) -> NDArray[np.bool_]:
-        """Return which samples from `start` to before `stop` pass a filter."""
+        """Return which samples from `start` to before `stop` pass a filter.
+
+        Raise a SettingsError if the types of the columns do not fit the expression, and the errors of `lengths`.
+        """
         lengths = {**self._raw_lengths(start, stop), **self.lengths(chain, start, stop)}
         # Strings are decoded one by one, so only those that the filter names.
         strings = {name: self.source.columns[name] for name in rule.names if name not in lengths}
@@ -69,7 +76,7 @@ class OpenedSource:
         return rule.passes({**lengths, **columns}, stop - start)
 
     def first_sample(self) -> dict[str, Any]:
-        """Return the first sample, or an empty dict if it cannot be decoded."""
+        """Return the first sample, or an empty dict if it cannot be decoded; raise a ReadError if it cannot be read."""
         (raw,) = read_patiently(self.source.read, [0], bool)
         try:
             return self.source.decode(0, raw)
@@ -91,7 +98,7 @@ class SourceSet:
         self.source: Source = opened[0].source if len(opened) == 1 else JoinedSource(self.opened)
 
     def raw_lengths(self, sample: int) -> dict[str, int]:
-        """Return the lengths that the index has for one raw sample."""
+        """Return the lengths that the index has for one raw sample, by key."""
         place = bisect_right(self._starts, sample) - 1
         columns, own = self.opened[place].source.lengths, sample - self._starts[place]
         return {key: int(column[own]) for key, column in columns.items()}
@@ -174,7 +181,9 @@ class SourceSet:
     def try_each(self, chain: Chain) -> None:
         """Transform the first sample of each member of a mixture, to find members that lack a value.
 
-        Raise a SettingsError that names a member if a transform needs a value that others have and it lacks.
+        Raise a SettingsError that names a member if a transform needs a value that others have and it lacks, and a
+        ReadError if a first sample cannot be read. A sample that cannot be used for another reason is passed over, and
+        a single source is not tried.
         """
         samples = [member.first_sample() for member in self.opened] if len(self.opened) > 1 else []
         for member, sample in zip(self.opened, samples, strict=False):
@@ -187,7 +196,11 @@ class SourceSet:
                     raise _lacks(str(key), member, sample) from error
 
     def lengths(self, chain: Chain, key: str, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the lengths, after a bound chain, of the samples from `start` to before `stop`."""
+        """Return the key's lengths, after a bound chain, of the samples from `start` to before `stop`.
+
+        Raise a DataError if they have to be measured and an index has those of another chain, and a SettingsError if
+        the transforms lack a value that lengths are computed from.
+        """
         pieces = [member.lengths(chain, *own)[key] for member, own in self._between(start, stop)]
         return _together(pieces, np.int64)
 
@@ -196,11 +209,14 @@ class SourceSet:
         return _together([member.source.begins(*own) for member, own in self._between(start, stop)], np.bool_)
 
     def passing(self, rule: RowFilter, chain: Chain, start: int, stop: int) -> NDArray[np.bool_]:
-        """Return which of these samples pass a filter, by lengths after the chain, raw lengths, and string columns."""
+        """Return which of these samples pass a filter, by lengths after the chain, raw lengths, and string columns.
+
+        Raise a SettingsError if the types of the columns do not fit the expression, and the errors of `lengths`.
+        """
         return _together([member.passing(rule, chain, *own) for member, own in self._between(start, stop)], np.bool_)
 
     def refuse_unknown(self, rule: RowFilter, chain: Chain) -> None:
-        """Raise a SettingsError if a source lacks something that the filter uses."""
+        """Raise a SettingsError if a source lacks something that the filter uses, and the errors of `lengths`."""
         for member in self.opened:
             values = {**member.source.columns, **member.source.lengths, **member.lengths(chain, 0, 1)}
             rule.refuse_unknown(values, member.where)
@@ -271,7 +287,10 @@ class JoinedSource(Source):
         return self._sources[place], sample - self._starts[place]
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Yield the samples' bytes; each member is called once, for all samples wanted from it."""
+        """Yield the samples' bytes in this order; each member is called once, for all samples wanted from it.
+
+        Raise an IndexError if a number is out of range, and what the members' `read` raises: OSError or ReadError.
+        """
         placed = [self._at(sample) for sample in samples]
         wanted: dict[Source, list[int]] = {}
         for source, sample in placed:
@@ -290,18 +309,22 @@ class JoinedSource(Source):
             self._sources[place].expect(own)
 
     def looks_ahead(self) -> bool:
-        """Return whether any member looks ahead."""
+        """Return whether any member wants `expect` to be called now."""
         return any(source.looks_ahead() for source in self._sources)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Decode a sample as its member does."""
+        """Decode a sample as its member does.
+
+        Raise an IndexError if it is out of range, and what the member raises: a SampleError if it cannot be decoded.
+        """
         source, own = self._at(sample)
         return source.decode(own, raw)
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
         """Decode member by member and put each value in its place, for the keys that all members have.
 
-        Return None if a member cannot decode many at once.
+        Return None if a member cannot decode many at once. Raise a ValueError if a key has columns of several kinds,
+        and whatever a member raises.
         """
         made: list[Columns] = []
         places: list[NDArray[np.int64]] = []
@@ -316,7 +339,7 @@ class JoinedSource(Source):
 
     @property
     def gathers(self) -> bool:
-        """Return whether all members gather."""
+        """Return whether all members write whole batches at once."""
         return all(source.gathers for source in self._sources)
 
     @property
@@ -325,7 +348,7 @@ class JoinedSource(Source):
         return any(source.reads_ahead for source in self._sources)
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the samples that each member has to read before gathering."""
+        """Return the samples that the members have to read before gathering: numbers of all, member after member."""
         unread = [self._sources[at].unread(own) + self._starts[at] for at, _, own in self._by_member(samples)]
         return np.concatenate(unread) if unread else samples
 
@@ -342,28 +365,28 @@ class JoinedSource(Source):
             yield place, rows, samples[rows] - self._starts[place]
 
     def name(self, sample: int) -> str:
-        """Return the member's name for the sample."""
+        """Return the member's name for the sample; raise an IndexError if the number is out of range."""
         source, own = self._at(sample)
         return source.name(own)
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the member's file and line for the sample."""
+        """Return the member's file and line for the sample; raise an IndexError if the number is out of range."""
         source, own = self._at(sample)
         return source.place(own)
 
     def identity(self, sample: int) -> str:
-        """Return the member's identity of the sample."""
+        """Return the member's identity of the sample; raise an IndexError if the number is out of range."""
         source, own = self._at(sample)
         return source.identity(own)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Return the modules of all members."""
+        """Return the names of the modules that all members are made of, each once."""
         return tuple(dict.fromkeys(module for source in self._sources for module in source.modules))
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return the library versions of all members."""
+        """Return the library versions of all members, by the library's name."""
         return {name: version for source in self._sources for name, version in source.versions.items()}
 
     def close(self) -> None:

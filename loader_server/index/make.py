@@ -47,7 +47,12 @@ _BLOCK = 2**20
 
 
 def make_index(request: IndexRequest) -> IndexReport:
-    """Make the index of a source, replacing the present one; raise a DataError if the data are refused."""
+    """Make the index of a source, replacing the present one, and return the report on it.
+
+    Raise a DataError if the data are refused, lengths have to be measured and no sample can be read, a process died, or
+    another indexer is at work in the folder; raise a MachineError if the disk is full or the machine failed, and a
+    SettingsError if a transform lacks a length that it needs.
+    """
     request.refuse_measuring()
     with _noticing_no_room(request.folder), contextlib.closing(request.source), locked(request.folder):
         made_from = _made_from(request)
@@ -64,7 +69,7 @@ def make_index(request: IndexRequest) -> IndexReport:
 
 @contextlib.contextmanager
 def _noticing_no_room(folder: Path) -> Iterator[None]:
-    """Raise a MachineError that names the index's folder in place of an OSError for lack of room."""
+    """Raise a MachineError that names the index's folder in place of an OSError for lack of room; pass others on."""
     try:
         yield
     except OSError as error:
@@ -74,7 +79,11 @@ def _noticing_no_room(folder: Path) -> Iterator[None]:
 
 
 def unchanged_index(request: IndexRequest) -> IndexReport | None:
-    """Return the report on the present index if a new one would be the same; None if not, or if that is unknown."""
+    """Return the report on the present index if a new one would be the same; None if not, or if that is unknown.
+
+    Return None also if there is no whole index, or if the data would be refused for their bad rows now. Raise a
+    DataError if the data lose too many letters.
+    """
     try:
         index = open_index(request.folder)
         is_same = index.meta.made_from and index.meta.made_from == _made_from(request)
@@ -112,7 +121,8 @@ def _count_letters(request: IndexRequest, indexed: Callable[[], Indexed], column
 def _made_from(request: IndexRequest) -> str:
     """Return a fingerprint of everything that an index is made from; "" if changes of the data would go unnoticed.
 
-    Our own code is identified by its version, a user's by its source.
+    Our own code is identified by its version, a user's by its source. A DataError of the source, such as for data that
+    are gone, is passed on.
     """
     source = request.source
     stamp = source.stamp()
@@ -141,7 +151,9 @@ class _Indexer:
     def write_all(self) -> None:
         """Write all pieces from where the draft ends, and make them durable every `keep_s`.
 
-        Raise a DataError if too many rows are bad or a process died.
+        Raise a DataError if too many rows are bad, none is good, indexing is strict and a row is bad, fields differ
+        between samples, or a process died. Errors of probing are passed on. Nothing is made durable on the way if
+        changes of the data would go unnoticed.
         """
         request, draft, total = self.request, self.draft, self.inventory.total
         rows = draft.journal.piece_rows
@@ -168,13 +180,13 @@ class _Indexer:
 
     @property
     def _done(self) -> int:
-        """Return how much is done, in the unit of the inventory's total."""
+        """Return how much is done, in the unit of the inventory's total: rows, or pieces if rows are unknown."""
         return self.draft.journal.pieces if self.inventory.rows_unknown else self.draft.journal.rows
 
     # --- why no index is made ---
 
     def _refuse_too_many(self) -> None:
-        """Raise a DataError as soon as it is certain that too many rows are bad."""
+        """Raise a DataError if more rows are bad by now than `max_bad` allows of all rows."""
         limit = self.request.max_bad
         if limit.is_exceeded(sum(self.draft.journal.bad.values()), self.inventory.total):
             raise self._too_bad(
@@ -235,7 +247,7 @@ class _Indexer:
         )
 
     def meta(self) -> Meta:
-        """Return the content of `meta.json`."""
+        """Return the content of `meta.json` for the finished draft, whose files this closes."""
         request, source, journal = self.request, self.request.source, self.draft.journal
         indexed, chain = self.indexed(), self.request.measured_chain
         return Meta(
@@ -260,13 +272,19 @@ class _Indexer:
         )
 
     def _words(self) -> str:
-        """Return what the fingerprint depends on besides the columns, in the form of format 1."""
+        """Return what the fingerprint depends on besides the columns, in the form of format 1.
+
+        That is the format, the request's words, the source's facts and, if its samples can be measured, measured keys.
+        """
         words = [str(FORMAT), *self.request.words]
         words += [str(tuple(fact) if isinstance(fact, list) else fact) for fact in self.inventory.about.values()]
         return " ".join([*words, str(self.draft.journal.measured)] if self.request.source.measurable else words)
 
     def _with_time(self, indexed: Indexed, chain: Chain) -> tuple[Field, ...]:
-        """Return the measured fields; those as long as the declared transforms would make them get steps per second."""
+        """Return the measured fields; those as long as the declared transforms would make them get steps per second.
+
+        Raise a SettingsError if a transform lacks a length that it needs.
+        """
         self.request.source.open(indexed)
         time_of = {field_.key: field_.per_second for field_ in chain.fields}
         same = self._as_declared(chain)
@@ -276,7 +294,10 @@ class _Indexer:
         )
 
     def _as_declared(self, chain: Chain) -> set[str]:
-        """Return the keys whose measured lengths are those that the declared transforms alone would give."""
+        """Return the keys whose measured lengths are those that the declared transforms alone would give.
+
+        Raise a SettingsError if a transform lacks a length that it needs.
+        """
         measured = {key: self.draft.measured(key) for key in self.draft.journal.measured}
         same, raw = set(measured), self.request.source.lengths
         for start in range(0, self.draft.journal.samples, _BLOCK):

@@ -33,7 +33,7 @@ _WORK: list[Callable[[Any], Any]] = []
 
 
 def usable_processes(processes: int) -> int:
-    """Return how many processes can share work: one if there is no room for semaphores, such as without /dev/shm."""
+    """Return `processes`, or 1 if there is no room for semaphores, such as without /dev/shm, which is logged."""
     if processes > 1:
         try:
             get_context("spawn").Lock()
@@ -47,6 +47,8 @@ def run_in_order(
     make_work: Callable[[], Callable[[Any], _T]], pieces: Iterator[Any], processes: int
 ) -> Generator[_T, None, None]:
     """Yield the results of all pieces in order; each process makes its own work, when its first piece comes.
+
+    What making the work or doing a piece raises is raised here, in the piece's turn.
 
     Raises:
         BrokenProcessPool: A process died.
@@ -69,7 +71,10 @@ def run_in_order(
 
 
 def _begin(parent: int, make_work: Callable[[], Callable[[Any], Any]]) -> None:
-    """Prepare a process of the pool: it ends with its parent, and makes its work when the first piece comes."""
+    """Prepare a process of the pool: it ends with its parent, and makes its work when the first piece comes.
+
+    It ends at once if the parent is gone already.
+    """
     try:
         end_with_parent(parent, signal.SIGKILL)
     except SystemExit:  # the parent was killed while we started; a traceback would help nobody

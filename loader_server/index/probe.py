@@ -70,7 +70,12 @@ class _Prober:
         self._source = source
 
     def probe(self, piece: Any) -> Probed:
-        """Return what one piece holds, after the size limit and the transforms."""
+        """Return what one piece holds, after the size limit and the transforms.
+
+        Rows that are too large or refused are bad. Raise a DataError if measured fields differ between samples, a
+        ReadError if reading fails, a MachineError if memory ran out, a SettingsError if a transform's rule asks for a
+        length that is missing, and an OSError if the disk fails.
+        """
         found, chain = self._without_larger(self._source.probe(piece)), self._order.chain
         if chain is None:
             return Probed(found)
@@ -78,7 +83,10 @@ class _Prober:
         return self._measured(found, chain) if chain.measured else self._tried(found, chain)
 
     def _without_larger(self, found: Found) -> Found:
-        """Return the piece with rows turned bad that are too large once decoded, as far as their lengths tell."""
+        """Return the piece with rows turned bad that are too large once decoded, as far as their lengths tell.
+
+        Return it as it is if there is no limit, or if the columns do not tell the size.
+        """
         largest, nbytes = self._order.spec.of_job.largest_indexed, self._source.decoded_bytes(found.numbers)
         if not largest or nbytes is None or nbytes.max(initial=0) <= largest:
             return found
@@ -92,7 +100,11 @@ class _Prober:
         return _only(found, np.flatnonzero(nbytes <= largest).tolist(), bad)
 
     def _tried(self, found: Found, chain: Chain) -> Probed:
-        """Return the piece without rows that a transform refuses; only those that it may refuse are decoded."""
+        """Return the piece with rows turned bad that a transform refuses; only those that it may refuse are decoded.
+
+        Raise a ReadError if reading fails, a MachineError if memory or descriptors ran out, and a SettingsError if a
+        rule asks for a length that is missing.
+        """
         kept, bad = list[int](), dict(found.bad)
         doubtful = chain.doubtful(self._source.lengths)
         for place, row in enumerate(found.rows):
@@ -104,7 +116,11 @@ class _Prober:
         return Probed(_only(found, kept, bad)) if len(bad) > len(found.bad) else Probed(found)
 
     def _measured(self, found: Found, chain: Chain) -> Probed:
-        """Return the piece with the lengths of all samples after the transforms; raise a DataError if fields differ."""
+        """Return the piece with the lengths of all samples after the transforms; samples that are refused turn bad.
+
+        Raise a DataError if fields differ between samples, a ReadError if reading fails, and a MachineError if memory
+        or descriptors ran out.
+        """
         kept, fields, bad = list[int](), tuple[Field, ...](), dict(found.bad)
         lengths: dict[str, list[int]] = {}
         raw = self._read(range(len(found.rows)))
@@ -126,7 +142,10 @@ class _Prober:
         return read_patiently(self._source.read, places, bool)
 
     def _measure_or_bad(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured | BadRow:
-        """Return the fields and lengths of one sample, or the bad row that it makes; a machine's failure is raised."""
+        """Return the fields and lengths of one sample, or the bad row that it makes.
+
+        A failure of the machine is raised: a ReadError, or a MachineError if memory or descriptors ran out twice.
+        """
         largest = self._order.spec.of_job.largest_sample
         try:
             # If memory ran out, a second look with the free memory known tells the sample's fault from the machine's.
@@ -136,7 +155,10 @@ class _Prober:
             return BadRow(*self._source.place(place), error.reason, detail, error.remedy)
 
     def _measure(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured:
-        """Return the fields and lengths of one sample; raise a SampleError if it cannot be used."""
+        """Return the fields and lengths of one sample; raise a SampleError if it cannot be used.
+
+        Raise a ReadError if the machine failed; a MemoryError is passed on.
+        """
         try:
             sample = self._source.decode(place, raw)
         except (StokerError, MemoryError):
@@ -158,7 +180,7 @@ class _Prober:
 
 
 def _only(found: Found, kept: Sequence[int], bad: Mapping[int, BadRow]) -> Found:
-    """Return the good rows at these places, and all bad ones in order."""
+    """Return a piece of the good rows at these places, and of these bad rows in order."""
     numbers = {name: np.asarray(column, np.int64)[list(kept)] for name, column in found.numbers.items()}
     strings = {name: [column[place] for place in kept] for name, column in found.strings.items()}
     rows = [found.rows[place] for place in kept]
@@ -174,6 +196,8 @@ def probe_in_order(
 
     Raises:
         BrokenProcessPool: A process died.
+        DataError: Fields differ between samples of a piece, or (ReadError) a sample cannot be read.
+        MachineError: Memory or descriptors ran out.
 
     """
     order = _ProbeOrder(spec=request.spec, origin=inventory.origin, about=inventory.about, chain=request.tried_chain)
@@ -189,7 +213,7 @@ def _probe_of(order: _ProbeOrder) -> Callable[[Any], Probed]:
 
 
 def refuse_other_fields(first: tuple[Field, ...], now: tuple[Field, ...], where: str) -> None:
-    """Raise a DataError if fields differ from those of the samples before."""
+    """Raise a DataError if keys, dtypes or shapes differ from those of the samples before; their order may."""
     key = attrgetter("key")
     for before, other in zip(sorted(first, key=key), sorted(now, key=key), strict=False):
         if before != other:

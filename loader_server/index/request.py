@@ -81,7 +81,10 @@ class IndexRequest:
 
     @property
     def tried_chain(self) -> Chain | None:
-        """Return the chain if samples go through it while indexing: all of them, or those that it may refuse."""
+        """Return the chain if samples go through it while indexing: all of them, or those that it may refuse.
+
+        Return None if no transform has to be measured or may refuse, or if no sample is read while indexing.
+        """
         chain = self.chain
         return chain if chain is not None and self.source.measurable and chain.index_recipe else None
 
@@ -105,18 +108,24 @@ class IndexRequest:
 
     @property
     def rows_a_piece(self) -> int:
-        """Return the number of rows of a piece: as requested, or the source's own choice."""
+        """Return the number of rows of a piece: as requested, or the source's choice, smaller to measure lengths."""
         source = self.source
         own = min(source.piece_rows, source.measured_rows) if self.measured_chain else source.piece_rows
         return self.piece_rows or own
 
     def processes_for(self, pieces: float) -> int:
-        """Return how many processes are worth starting for this many pieces."""
+        """Return how many processes are worth starting for this many pieces: as requested, or one for each core.
+
+        Return 1 for a few pieces, unless their size was requested.
+        """
         pays = _MEASURED_PIECES_THAT_PAY if self.measured_chain else _PIECES_THAT_PAY
         return (self.processes or os.cpu_count() or 1) if self.piece_rows or pieces > pays else 1
 
     def refuses(self, bad: Mapping[str, int], rows: int) -> bool:
-        """Return whether data with these bad rows, counted by reason, are refused."""
+        """Return whether data with these bad rows, counted by reason, of `rows` rows are refused.
+
+        They are if they exceed `max_bad`, or if indexing is strict and there is any.
+        """
         count = sum(bad.values())
         return bool(count and self.strict) or self.max_bad.is_exceeded(count, rows)
 
@@ -142,7 +151,10 @@ class LettersReport:
     is_new: bool = False
 
     def keep(self, columns: Path) -> None:
-        """Write new counts beside an index's columns; if that fails, they are made anew when needed."""
+        """Write new counts beside an index's columns; if that fails, they are made anew when needed.
+
+        Do nothing if there are no counts, or if they were kept before.
+        """
         if self.counts is None or not self.is_new:
             return
         kept: dict[str, Any] = {"alphabet": self.step.alphabet.characters, **asdict(self.counts)}
@@ -151,7 +163,7 @@ class LettersReport:
             file.write(json.dumps(kept).encode())
 
     def refuse_dropping(self, where: str) -> None:
-        """Raise a DataError if the transform drops too many letters."""
+        """Raise a DataError if the transform drops too many letters by the counts; without counts, do nothing."""
         if self.counts is not None:
             self.step.refuse_dropping(self.counts, where)
 
@@ -183,7 +195,7 @@ class IndexReport:
 
 
 def report_of(folder: Path, meta: Meta) -> IndexReport:
-    """Return the report on the index of a folder."""
+    """Return the report on the index of a folder, with its first `_REPORTED_BAD_ROWS` bad rows; no letters or rates."""
     columns = folder / meta.folder
     return IndexReport(
         folder=folder,
@@ -198,7 +210,8 @@ def report_of(folder: Path, meta: Meta) -> IndexReport:
 def letters_report(chain: Chain, columns: Path, opened: Callable[[], Source] | None) -> LettersReport | None:
     """Return the effect of a chain on the letters of an index's samples; None if the chain drops none.
 
-    Letters that were not counted for this alphabet before are counted now, in the source that `opened` gives.
+    Letters that were not counted for this alphabet before are counted now, in the source that `opened` gives. The
+    report says why there are no counts if a user's transform comes first, or if the source has no texts at hand.
     """
     found = counting_step(chain)
     if found is None:
@@ -219,7 +232,7 @@ def letters_report(chain: Chain, columns: Path, opened: Callable[[], Source] | N
 
 
 def kept_counts(columns: Path, alphabet: Alphabet) -> LetterCounts | None:
-    """Return the counts kept beside an index's columns; None if there are none, or those of another alphabet."""
+    """Return the counts kept beside an index's columns; None if there are none that can be read for this alphabet."""
     try:
         kept = json.loads((columns / _LETTERS).read_text("utf-8"))
         if kept.pop("alphabet") != alphabet.characters:

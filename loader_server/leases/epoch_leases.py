@@ -29,7 +29,7 @@ class OutNumber:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the number was given back, and can be leased again."""
+        """Return whether no trainer has the number, so that it can be leased again."""
         return not self.holder
 
 
@@ -48,7 +48,7 @@ class EpochLeases:
 
     @property
     def left(self) -> int:
-        """Return how many numbers can be leased now."""
+        """Return how many numbers can be leased now: those never leased, and those given back."""
         return self.batches - self.fresh + self._open
 
     @property
@@ -62,7 +62,7 @@ class EpochLeases:
         return self.fresh >= self.batches and not self.out
 
     def put(self, number: int, out: OutNumber) -> None:
-        """Set the state of a number."""
+        """Set the state of a number that is out, replacing an earlier one."""
         self.remove(number)
         self.out[number] = out
         # Counted here and not by looking: each step has to cost the same however many numbers are out.
@@ -71,7 +71,7 @@ class EpochLeases:
             heapq.heappush(self._returned, number)
 
     def remove(self, number: int) -> None:
-        """Remove a number that is settled; one that is not out is left alone."""
+        """Remove a number that is settled from those that are out; one that is not out is left alone."""
         before = self.out.pop(number, None)
         if before is not None:
             self._open -= before.is_open
@@ -90,5 +90,8 @@ class EpochLeases:
         return self.fresh if self.fresh < self.batches else None
 
     def missing(self) -> tuple[int, ...]:
-        """Return the numbers below `fresh` that are not settled, each as the distance to the one before."""
+        """Return the numbers below `fresh` that are not settled, in order, each as the distance to the one before.
+
+        The first is given as its distance to 0.
+        """
         return tuple(after - before for before, after in pairwise((0, *sorted(self.out))))

@@ -61,7 +61,7 @@ class EvaluationTable(LeaseTable):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether all batches are done or given up."""
+        """Return whether all batches are done or given up; False before the first is leased."""
         return self.unsettled() > 0
 
     # --- what survives ---
@@ -95,7 +95,7 @@ class EvaluationTable(LeaseTable):
     # --- what trainers say ---
 
     def begin_anew(self, incarnation: int, serial: int) -> None:
-        """Forget everything that is done, for the first trainer after all others have left."""
+        """Forget everything that is done, for the first trainer after all others have left, in another generation."""
         batches = {at: epoch.batches for at, epoch in self.epochs.items()}
         self.rewind(DoneSet((EpochDone(0, 0, ()),)), batches, incarnation, serial)
         self.summed, self._sums = 0, np.zeros(0)
@@ -104,7 +104,8 @@ class EvaluationTable(LeaseTable):
     def report(self, outcomes: Outcomes, now_s: float) -> Leases | None:
         """Take in what became of leases, with the states of finished batches, and answer with the sums.
 
-        Return None if the trainer has reported with a later serial already.
+        The sums are empty until all batches are settled, and left out if the report has no states. Return None if the
+        trainer has reported with a later serial already.
         """
         answer = super().report(outcomes, now_s)
         if answer is None or outcomes.states is None:
@@ -112,7 +113,11 @@ class EvaluationTable(LeaseTable):
         return replace(answer, sums=self._answer(outcomes.states, lost=outcomes.incarnation in self._lost))
 
     def _answer(self, asked: MetricStates, *, lost: bool) -> MetricSums:
-        """Return a piece of the sums, which is empty until all batches are settled."""
+        """Return a piece of the sums, which is empty until all batches are settled, or if none was asked for.
+
+        With it come whether the sender's last report was dropped (`lost`), and how many batches are summed and given
+        up.
+        """
         # The first trainer that finds nothing left to lease would take earlier sums for the whole.
         content = b""
         if self.is_settled and asked.sums_from is not None:
@@ -120,7 +125,10 @@ class EvaluationTable(LeaseTable):
         return MetricSums(lost, self.is_settled, self.summed, len(self.dead), content)
 
     def _settle(self, outcomes: Outcomes, trainer: LeaseTrainer, now_s: float) -> None:
-        """Apply a report; its batches count as done only once their states are complete."""
+        """Apply a report; its batches count as done only if their states are complete and fit.
+
+        What failed or was given back counts in any case.
+        """
         states, summed = self._joined(outcomes), self.summed
         self._states = {} if states is None else dict(zip(outcomes.done, states, strict=True))
         super()._settle(outcomes if states is not None else replace(outcomes, done=()), trainer, now_s)
@@ -130,7 +138,11 @@ class EvaluationTable(LeaseTable):
             self._keep_sums()
 
     def _joined(self, outcomes: Outcomes) -> list[NDArray[np.float64]] | None:
-        """Return the states of each finished lease; None if only a piece came, or states that do not fit."""
+        """Return the states of each finished lease; None if only a piece came, or states that do not fit.
+
+        A piece is kept for the rest to come. Return None as well if the beginning of the states was lost with a
+        restart: then the sender is noted as `lost`.
+        """
         states, incarnation = outcomes.states, outcomes.incarnation
         before = self._pieces.pop(incarnation, b"")
         self._lost.discard(incarnation)
@@ -152,7 +164,7 @@ class EvaluationTable(LeaseTable):
         return not self.summed or not len(states) or states.shape[1] == len(self._sums)
 
     def _finish(self, incarnation: int, lease: Lease) -> bool:
-        """Mark a number as done; add its states if this is the first report that counts."""
+        """Mark a number as done, and add its states if this is the first report that counts; return whether it is."""
         is_first = super()._finish(incarnation, lease)
         if is_first:
             # Only for the first report: a batch that was leased again after a kill, and that both trainers report,
@@ -191,7 +203,11 @@ class Evaluations:
         self._keep = keep
 
     def enter(self, outcomes: Outcomes) -> EvaluationTable | None:
-        """Return the lease table of the evaluation in a message, moving its sender there; None if there is no room."""
+        """Return the lease table of the evaluation in a message, moving its sender there; None if there is no room.
+
+        A sender that is new to the table leaves all other evaluations of the stream, even if there is no room. A
+        settled evaluation that everybody has left is begun anew for a sender that has no generation yet.
+        """
         assert outcomes.states is not None
         key = (outcomes.stream, _PREFIX + outcomes.states.evaluation)
         table = self._tables.get(key)

@@ -156,7 +156,10 @@ class LeaseBook:
         self._keep_fact(fact)
 
     def advance(self) -> BookMark:
-        """Return the mark for an answer, with a new revision in the journal if a fact was kept since the last one."""
+        """Return the mark for an answer, with a new revision in the journal if a fact was kept since the last one.
+
+        A book that has no identity yet draws one.
+        """
         if self._mark == _NOT_BEGUN:
             self._move_to(BookMark(self._draw(), 0))
         # One revision for all facts of a turn: they are in the same transaction as the answer's mark.
@@ -180,5 +183,8 @@ class LeaseBook:
         return heard is not None and heard.identity != self._mark.identity
 
     def is_behind(self, heard: BookMark | None) -> bool:
-        """Return whether a trainer heard of a later revision than the journal had."""
+        """Return whether a trainer heard of a later revision of this book than the journal had.
+
+        Return False if it heard of no book, or of another one.
+        """
         return heard is not None and not self.is_another(heard) and heard.revision > self._mark.revision

@@ -136,7 +136,7 @@ class LeaseTable:
             self.epochs[at].remove(number)
 
     def incomplete(self) -> list[int]:
-        """Return the epochs of which facts are missing after recovery, so that it is unknown which numbers are out."""
+        """Return the epochs in which, after recovery, another number of batches is out than their facts say."""
         return [at for at, epoch in self.epochs.items() if len(epoch.out) != self._kept_out.get(at)]
 
     def take_up(self, now_s: float) -> None:
@@ -160,7 +160,7 @@ class LeaseTable:
     # --- what trainers say ---
 
     def hear(self, incarnation: int, now_s: float) -> bool:
-        """Take in a trainer's heartbeat; return whether the trainer should report on its leases."""
+        """Take in a trainer's heartbeat; return whether it is known here, was called and has not reported since."""
         trainer = self.trainers.get(incarnation)
         if trainer is not None:
             trainer.heard_s = now_s
@@ -169,7 +169,8 @@ class LeaseTable:
     def report(self, outcomes: Outcomes, now_s: float) -> Leases | None:
         """Take in what became of a trainer's leases, lease more, and return all leases that it has.
 
-        Return None if the trainer has reported with a later serial already.
+        A report of another generation, or a repeated one, settles nothing. Nothing new is leased to a trainer that has
+        in hand what it lost. Return None if the trainer has reported with a later serial already.
         """
         trainer = self._trainer(outcomes.incarnation, now_s)
         if outcomes.serial < trainer.serial:
@@ -205,7 +206,7 @@ class LeaseTable:
         return self.trainers.setdefault(incarnation, LeaseTrainer(now_s))
 
     def _settle(self, outcomes: Outcomes, trainer: LeaseTrainer, now_s: float) -> None:
-        """Apply a report: what is done, what failed, and what is given back."""
+        """Apply a report: what is done, failed and given back; what does not count only raises a counter."""
         # Only the time since the consumer took the batch counts, or slow loaders would make a trainer look slow. Of
         # several batches at once each gets an equal share.
         if trainer.in_hand and outcomes.done and trainer.is_at(outcomes.done[0]):
@@ -222,7 +223,7 @@ class LeaseTable:
                 self._give_back((lease.epoch, lease.number))
 
     def _finish(self, incarnation: int, lease: Lease) -> bool:
-        """Mark a number as done; return whether this report counts."""
+        """Mark a number as done; return False if it is done, was not leased so often, or this leasing was another's."""
         out = self._look_up(lease)
         if out is None:
             return False
@@ -271,7 +272,7 @@ class LeaseTable:
     # --- leasing ---
 
     def _lease(self, outcomes: Outcomes, trainer: LeaseTrainer) -> None:
-        """Lease the trainer as many numbers as it asked for and may have."""
+        """Lease the trainer as many numbers as it asked for and may have, of epochs before the one that it names."""
         wanted = min(outcomes.wanted, MOST_LEASES)
         while len(trainer.leases) < wanted and sum(len(epoch.out) for epoch in self.epochs.values()) < _MOST_OUT:
             at = self._epoch_with_work(outcomes.before)
@@ -294,15 +295,15 @@ class LeaseTable:
         self.counts.leased += 1
 
     def _share(self, at: int, wanted: int) -> int:
-        """Return how many leases a trainer may have: at most half of an even share of what is left of the epoch.
+        """Return how many leases a trainer may have: at most `wanted`, and half of an even share of what is left.
 
         Otherwise the slowest trainer would have the last batches of the epoch alone. It is at least one while any is
-        left.
+        left and wanted.
         """
         return min(wanted, -(-self.epochs[at].left // (2 * len(self.trainers))))
 
     def _epoch_with_work(self, before: int) -> int | None:
-        """Return the oldest epoch before this one with a number to lease, opening the next ones if needed; or None."""
+        """Return the oldest epoch below `before` with a number to lease, opening next ones if needed; None if none."""
         # The oldest first, or stragglers of an epoch would hold up its end.
         for at, epoch in self.epochs.items():
             if at < before and epoch.left:
@@ -316,7 +317,10 @@ class LeaseTable:
         return None
 
     def _open(self, at: int) -> bool:
-        """Open an epoch; return False if there is no room for one, or its number of batches is not known yet."""
+        """Open an epoch, and forget the oldest settled ones.
+
+        Return False, with nothing opened, if there is no room for one, or its number of batches is not known yet.
+        """
         batches = self._batches(at) if len(self.epochs) < _MOST_EPOCHS else None
         if batches is None:
             return False
@@ -350,7 +354,7 @@ class LeaseTable:
     # --- giving back ---
 
     def _release(self, key: Key, out: OutNumber) -> None:
-        """Take a number from its holder."""
+        """Take a number from its holder, if that is known."""
         holder = self.trainers.get(out.holder)
         if holder is not None:
             holder.leases.pop(key, None)
@@ -396,7 +400,7 @@ class LeaseTable:
                     self._call(incarnation, trainer)
 
     def leave(self, incarnation: int) -> None:
-        """Forget a trainer that is gone, and give back its leases."""
+        """Forget a trainer that is gone, and give back its leases; do nothing if the trainer is unknown."""
         # Its reports still count if it was only cut off: what was leased to it stays known by `nth`.
         trainer = self.trainers.pop(incarnation, None)
         for key in list(trainer.leases) if trainer is not None else ():
@@ -404,7 +408,7 @@ class LeaseTable:
         self._call_hungry()
 
     def tick(self, now_s: float) -> None:
-        """Give back the leases of silent trainers, and expire those that were in hand for too long."""
+        """Forget silent trainers, giving back their leases, and expire leases of those at one batch for too long."""
         for incarnation, trainer in list(self.trainers.items()):
             if now_s - trainer.heard_s > self.settings.gone_s:
                 self.leave(incarnation)
@@ -413,7 +417,7 @@ class LeaseTable:
         self._keep_changed()
 
     def _expire(self, incarnation: int, trainer: LeaseTrainer) -> None:
-        """Take all leases from a trainer that is stuck; only the batch in its hands loses a try.
+        """Take all leases from a trainer that is stuck, and call it; only the batch in its hands loses a try.
 
         What waits behind that batch goes back as well: the trainer would be stuck on each in turn, one deadline after
         another.
@@ -436,7 +440,7 @@ class LeaseTable:
     # --- checkpoints ---
 
     def unsettled(self) -> int:
-        """Return the first epoch that is not settled."""
+        """Return the first epoch that is not settled: the one after the last if all are, 0 if none was begun."""
         at = 0
         for at, epoch in self.epochs.items():
             if not epoch.is_settled:
@@ -444,14 +448,20 @@ class LeaseTable:
         return at + bool(self.epochs)
 
     def done_set(self) -> DoneSet:
-        """Return what is settled, for a checkpoint."""
+        """Return what is settled, for a checkpoint: how far each epoch under way is, and what is missing below that.
+
+        If all epochs are settled it has the next one, of which nothing is done.
+        """
         done = tuple(
             EpochDone(at, epoch.fresh, epoch.missing()) for at, epoch in self.epochs.items() if not epoch.is_settled
         )
         return DoneSet(done or (EpochDone(self.unsettled(), 0, ()),))
 
     def rewind(self, done: DoneSet, batches: dict[int, int], incarnation: int, serial: int) -> None:
-        """Begin another generation in which exactly `done` is settled; `batches` are the sizes of its epochs."""
+        """Begin another generation in which exactly `done` is settled; `batches` are the sizes of its epochs.
+
+        All trainers lose their leases, and are called.
+        """
         for fact in self._undo_epochs():
             self._keep(fact)
         self._keep(TableRewound(*self._name, self.generation + 1, incarnation, serial))

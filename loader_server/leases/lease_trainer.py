@@ -45,15 +45,18 @@ class LeaseTrainer:
     called: bool = False
 
     def first(self) -> Key | None:
-        """Return the lease that the trainer works on, or None."""
+        """Return the lease that the trainer works on, its oldest; None if it has none."""
         return next(iter(self.leases), None)
 
     def is_at(self, lease: Lease | None) -> bool:
-        """Return whether this is the lease that the trainer works on."""
+        """Return whether this is the lease that the trainer works on; False for None."""
         return lease is not None and (lease.epoch, lease.number) == self.first()
 
     def note_hand(self, now_s: float, *, in_hand: bool) -> None:
-        """Restart the clock if another batch is first, or the consumer has taken it since."""
+        """Record whether the first batch is in hand; restart the clock if that has changed, or another batch is first.
+
+        Without leases nothing counts as in hand.
+        """
         # Without leases nothing is in hand: a trainer that still has what it lost must run into no deadline for it.
         state = (self.first(), in_hand and bool(self.leases))
         if state != (self.at_head, self.in_hand):
@@ -61,7 +64,10 @@ class LeaseTrainer:
         self.at_head, self.in_hand = state
 
     def has_taken_too_long(self, now_s: float, deadline_s: float) -> bool:
-        """Return whether the first lease is past its deadline; that is longer if the consumer has not the batch yet."""
+        """Return whether the first lease is past its deadline, ten times as long if its batch is not in hand yet.
+
+        Return False without leases.
+        """
         # With the simple deadline a batch that waits for its data, or behind other batches, would expire unread.
         return bool(self.leases) and now_s - self.since_s > deadline_s * (1 if self.in_hand else _HOLDS)
 
@@ -81,6 +87,9 @@ class Pace:
         self.deadline_s = floor_s
 
     def add(self, took_s: float) -> None:
-        """Add the time from taking a batch to reporting it, and update the deadline."""
+        """Add the time from taking a batch to reporting it, and update the deadline.
+
+        The deadline is three times the longest of the last 64 durations, but at least the shortest deadline.
+        """
         self._recent_s.append(took_s)
         self.deadline_s = max(self._floor_s, _TIMES * max(self._recent_s))

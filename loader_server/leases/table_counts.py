@@ -40,7 +40,7 @@ class TableCounts:
     reasons: Counter[str] = field(default_factory=Counter)
 
     def add_reason(self, reason: str) -> None:
-        """Count a lost try under its reason."""
+        """Count a lost try under its reason, or with all other reasons if too many have a counter of their own."""
         is_counted_apart = reason in self.reasons or len(self.reasons) < _MOST_REASONS
         self.reasons[reason if is_counted_apart else OTHER_REASONS] += 1
 

@@ -63,7 +63,10 @@ class Nursling:
         self._end = end
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once it has ended."""
+        """Return a descriptor that is readable once its end is reported, or the nursery is dead.
+
+        For an orphan it is readable only once the child itself has ended.
+        """
         # The pipe of an orphan stays readable, and would keep the owner's loop busy until the kernel has ended it.
         return self._pidfd if self.is_orphan else self._end
 
@@ -80,7 +83,8 @@ class Nursling:
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Return its exit code, negative for a signal; None if it has not ended in time.
 
-        The handle must not be used after it has returned a code. If the nursery died, the child is killed.
+        The handle must not be used after it has returned a code. If the nursery died without reporting its end, the
+        child is killed, and the code is that of SIGKILL.
         """
         if not self.is_orphan:
             if not is_readable(self._end, timeout_s):
@@ -109,7 +113,10 @@ class Nursling:
 
 
 def is_readable(fd: int, timeout_s: float | None) -> bool:
-    """Wait until a descriptor is readable, at most for this long (None: for ever); return whether it is."""
+    """Wait until a descriptor is readable, at most for this long (None: for ever); return whether it is.
+
+    It is readable too once its other end has hung up.
+    """
     poller = select.poll()  # `select` knows no descriptors above 1023
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(None if timeout_s is None else 1000 * timeout_s))
@@ -131,7 +138,8 @@ class Asker:
     def start(self, arguments: Sequence[str], *, keep: int) -> Nursling:
         """Fork a child, which keeps this descriptor of ours, and return its handle.
 
-        Raises MachineError if there is no room for it or no answer in time, or NurseryEndedError if the nursery is
+        Raise MachineError if there is no room for it, the request is refused, no answer comes in time, or waiting is
+        interrupted because this process has to end; raise NurseryEndedError, a kind of MachineError, if the nursery is
         gone.
         """
         try:
@@ -154,7 +162,11 @@ class Asker:
         raise no_room(answer.decode(), f"process {self.pid}")
 
     def _hear(self) -> tuple[bytes, list[int]]:
-        """Wait for the answer, and return it with its descriptor; raise OSError if none comes."""
+        """Wait for the answer, and return it with its descriptors; a refusal has none.
+
+        Raise TimeoutError if it is late, InterruptedError if this process has to end, and ConnectionResetError, or
+        another OSError, if the nursery is gone.
+        """
         # Set before waiting: if that is given up or interrupted, the answer is still to come, and must not be taken for
         # the answer to the next request.
         self.is_late = True
@@ -178,7 +190,10 @@ class Asker:
             raise InterruptedError("this process has to end")
 
     def forget_late(self) -> None:
-        """Receive an overdue answer, waiting for it, and kill its child."""
+        """Receive an overdue answer, waiting for it, and kill its child; do nothing if none is overdue.
+
+        Raise OSError if it does not come: it is late again, the nursery is gone, or this process has to end.
+        """
         if self.is_late:
             for fd in self._hear()[1]:
                 with contextlib.suppress(ProcessLookupError):
@@ -186,7 +201,7 @@ class Asker:
                 os.close(fd)
 
     def _failed(self, error: OSError) -> MachineError:
-        """Return the error that a request failed: there is no room, no answer in time, or no nursery any more."""
+        """Return the error for a failed request: NurseryEndedError if the nursery is gone, otherwise MachineError."""
         where = f"process {self.pid}"
         if isinstance(error, ConnectionError):
             return NurseryEndedError(**no_room("the end of the process that forks", where).words())
@@ -206,15 +221,18 @@ class OwnedNursery(Asker):
         return self._pidfd
 
     def socket_fileno(self) -> int:
-        """Return a descriptor that is readable once it has sent something."""
+        """Return a descriptor that is readable once it has sent something or hung up."""
         return self._socket.fileno()
 
     def has_answered(self) -> bool:
-        """Return whether it has sent something that was not received yet."""
+        """Return whether it has sent something that was not received yet, or has hung up."""
         return is_readable(self._socket.fileno(), 0)
 
     def hear_ready(self) -> bool:
-        """Receive its first message; return whether it is ready."""
+        """Receive its first message; return whether that says that it is ready.
+
+        Return False if it sent something else, or has hung up.
+        """
         with contextlib.suppress(ConnectionError):
             return self._socket.recv(len(READY)) == READY
         return False
@@ -229,7 +247,7 @@ class OwnedNursery(Asker):
         return self._code
 
     def close(self) -> None:
-        """End it, and kill it if it does not end in time."""
+        """End it, and kill it if it does not end within a second; do nothing if its end is known."""
         if self._code is not None:
             return
         # A child that a transform left behind may hold a copy of the socket, so closing ours would not tell the

@@ -73,7 +73,7 @@ class Child:
     def start(self, nursery: Asker, within_s: float = math.inf) -> None:
         """Start the process, to be killed if it is not ready within this time.
 
-        Raises MachineError if the system has no room for it.
+        Raise MachineError if the system has no room for it, or the nursery is gone or does not answer in time.
         """
         try:
             reading, writing = os.pipe()
@@ -107,11 +107,14 @@ class Child:
             yield self.process.fileno()
 
     def due_s(self) -> float:
-        """Return when there is something to do even if nothing is readable."""
+        """Return when it is to be killed or, if it has no process, started; infinity if neither is due."""
         return self.kill_s if self.process is not None else self.again_s
 
     def hear(self) -> Iterator[dict[str, Any]]:
-        """Yield what it has reported since the last call; note readiness and errors."""
+        """Yield what it has reported since the last call; note readiness and errors.
+
+        A line that is not a report is yielded as an empty one.
+        """
         while self._pipe >= 0 and is_readable(self._pipe, 0):
             content = os.read(self._pipe, 2**16)
             if not content:
@@ -130,7 +133,11 @@ class Child:
         return report
 
     def look(self, now_s: float) -> int | None:
-        """Return its exit code if it has just ended, None otherwise; kill it if that is due."""
+        """Return its exit code if it has just ended, None otherwise; kill it if that is due.
+
+        Return None if it has no process. A child that was told to end counts as ended with code 0 once it is gone. Its
+        last reports are noted, but not yielded by `hear`.
+        """
         if self.process is None:
             return None
         if now_s >= self.kill_s:
@@ -161,7 +168,10 @@ class Child:
             self.process.send_signal(number)
 
     def reap(self) -> bool:
-        """Wait for a child that was told to end, and kill it when its time is up; return whether that was needed."""
+        """Wait for a child that was told to end, and kill it when its time is up; return whether that was needed.
+
+        Return False if it has no process.
+        """
         if self.process is None:
             return False
         in_time = self.process.wait_gone(max(0.0, self.kill_s - time.monotonic()))
@@ -172,7 +182,11 @@ class Child:
         return not in_time
 
     def begin_pause(self, now_s: float) -> None:
-        """Set when and where to restart it after its death."""
+        """Count a restart, and set when and where to start it after its death.
+
+        The pause doubles up to 5 s while it keeps failing; a child that lived for over 2 s is due at once. A child that
+        never served is started at its spare address, if it has one.
+        """
         self.restarts += 1
         was_healthy = now_s - self._started_s > _HEALTHY_S
         self.again_s = now_s if was_healthy else now_s + self._pause_s
@@ -183,11 +197,11 @@ class Child:
         self.is_serving = False
 
     def start_when_possible(self, now_s: float) -> None:
-        """Have it started at the same endpoint, as soon as there is a nursery."""
+        """Have it started at the same endpoint as soon as there is a nursery, without a pause."""
         self.again_s, self.is_serving = now_s, False
 
     def put_off(self, now_s: float) -> None:
-        """Set when to try again after a failed start."""
+        """Set when to try again after a failed start; the pause doubles with each, up to 5 s."""
         self.again_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
@@ -211,7 +225,7 @@ def _read(line: bytes) -> dict[str, Any]:
 
 
 def _error_in(report: dict[str, Any]) -> dict[str, str]:
-    """Return the parts of the error in a report; empty if it has none."""
+    """Return the parts of the error in a report; empty if it has none, or a malformed one."""
     error = report.get("error")
     if not isinstance(error, dict) or set(error) != {"expected", "got", "where", "remedy"}:
         return {}

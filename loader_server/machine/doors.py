@@ -69,7 +69,10 @@ class Doors:
         self.brakes = Brakes(self._list_connections)
 
     def watch(self, name: str, router: zmq.Socket[bytes]) -> None:
-        """Watch a bound ROUTER, counting its connections by this name."""
+        """Watch a bound ROUTER, counting its connections by this name.
+
+        Raise AssertionError if nothing in this process listens at its port.
+        """
         port = port_of(router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._ports[port] = name
         self._routers.append(router)
@@ -85,13 +88,16 @@ class Doors:
         return [fd for fd, port in descriptors_by_port() if port in self._ports]
 
     def count_connections(self) -> dict[str, int]:
-        """Return how many connections each port has; may be called from any thread."""
+        """Return how many connections each port has, by its name; may be called from any thread."""
         counts = Counter(port for _, port in descriptors_by_port())
         # Less the listening socket and our duplicate of it.
         return {name: counts[port] - 2 for port, name in self._ports.items()}
 
     def turn(self, now_s: float) -> None:
-        """Count what happened, and shut or open the doors."""
+        """Count what happened at the ports, and shut or open the doors.
+
+        Whether to do so is checked only if somebody connected or tried to or, while the doors are shut, every 0.2 s.
+        """
         # All monitors are read before any is judged; `any` would stop at the first with news.
         news = [self._read(monitor, changes) for monitor, changes in self._monitors.items()]
         # Descriptors are counted only when somebody connected, since that lists all of them. Behind shut doors nobody
@@ -109,7 +115,10 @@ class Doors:
         return changes["accepted"] + changes["no_descriptor"] > before
 
     def _judge(self) -> None:
-        """Shut the doors if too many descriptors are in use, or open them once enough are free."""
+        """Shut the doors if 5/8 of the descriptors are in use, or open them once less than half are.
+
+        In between nothing changes.
+        """
         # Between the two limits nothing changes, or the doors would shut and open with each connection.
         used, most = _count_descriptors()
         if not self._is_shut and used >= _SHUT * most:
@@ -146,7 +155,10 @@ def _hold_listener(port: int) -> posix.socket:
 
 
 def _count_descriptors() -> tuple[int, int]:
-    """Return how many descriptors this process has open, and how many it may."""
+    """Return how many descriptors this process has open, and how many it may.
+
+    Without a limit it may have 2**20. If none is left to count them with, all that it may have count as open.
+    """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = most if most != resource.RLIM_INFINITY else 2**20
     try:

@@ -35,7 +35,10 @@ _FILES = (
 
 
 def free_room() -> Room:
-    """Return what this process may still take under all limits that apply to it; nothing if that cannot be read."""
+    """Return what this process may still take under all limits that apply to it.
+
+    Return no memory and no descriptors if the kernel's files cannot be read for want of either.
+    """
     try:
         return Room(memory=_free_memory(), descriptors=_free_descriptors())
     except (OSError, MemoryError):
@@ -44,7 +47,10 @@ def free_room() -> Room:
 
 
 def _free_memory() -> int:
-    """Return the smallest of what the system, each control group and our own limits leave."""
+    """Return the smallest number of bytes that the system, each control group and our own limits leave.
+
+    Raise OSError if a file cannot be read although it is there and may be read, such as for want of descriptors.
+    """
     sizes = [int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in _read(_PROC / "self/statm").split()]
     own = [_left_of(resource.RLIMIT_AS, sizes[0]), _left_of(resource.RLIMIT_DATA, sizes[5])]
     system = left_in_system(_read(_PROC / "meminfo"), _read(_PROC / "sys/vm/overcommit_memory"))
@@ -63,7 +69,10 @@ def _left_in_groups() -> int:
 
 
 def _left_in(folder: Path) -> int:
-    """Return the bytes that a control group may still take; unlimited if it has neither version's files."""
+    """Return the bytes that a control group may still take; unlimited if it has neither version's files.
+
+    Raise OSError if a file cannot be read although it is there and may be read, such as for want of descriptors.
+    """
     for names in _FILES:
         limit, used, stat = (_read(folder / name) for name in names)
         if limit and used:
@@ -72,20 +81,29 @@ def _left_in(folder: Path) -> int:
 
 
 def _free_descriptors() -> int:
-    """Return how many descriptors are left to this process, and to the whole system."""
+    """Return how many descriptors this process may still open: the smaller of what it and the whole system have left.
+
+    Raise OSError if the kernel's lists cannot be read, such as for want of descriptors.
+    """
     own = _left_of(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - numbers, not paths
     taken, unused, most = map(int, (_read(_PROC / "sys/fs/file-nr") or f"0 0 {UNLIMITED}").split())
     return max(0, min(own, most - taken + unused))
 
 
 def granted_cores() -> int:
-    """Return how many workers this process has cores for, by its affinity and its CPU quotas; at least one."""
+    """Return how many workers this process has cores for, by its affinity and its CPU quotas; at least one.
+
+    A fraction of a core counts as one; quotas that cannot be read set no limit.
+    """
     quota = min(map(quota_cores, _quotas()), default=math.inf)
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), quota)))
 
 
 def _quotas() -> Iterator[str]:
-    """Yield the texts of the CPU quotas of our control groups and their parents, in cgroup v2 and v1."""
+    """Yield the texts of the CPU quotas of our control groups and their parents, in cgroup v2 and v1.
+
+    A text is blank, or lacks a number, if its files cannot be read; none is yielded if our groups cannot be read.
+    """
     for line in _read(_PROC / "self/cgroup", OSError).splitlines():
         _, controllers, path = line.split(":", 2)
         own = Path(path.lstrip("/"))
@@ -98,7 +116,10 @@ def _quotas() -> Iterator[str]:
 
 
 def _read(path: Path, missing: type[OSError] | tuple[type[OSError], ...] = _MISSING) -> str:
-    """Return the text of a file; empty if reading it fails with one of these errors: it is missing, or forbidden."""
+    """Return the text of a file; empty if reading it fails with one of the errors `missing`.
+
+    By default these mean that the file is missing or forbidden. Raise any other OSError.
+    """
     try:
         return path.read_text("ascii", "replace")
     except missing:

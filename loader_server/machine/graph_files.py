@@ -17,16 +17,16 @@ __all__ = ["write_graph", "write_synced"]
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file atomically: it is there whole, or not at all."""
+    """Write a file atomically: it is there whole, or not at all; create the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(content)
 
 
 def write_graph(graph: Path, content: bytes, index: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a graph's index, `meta.json` last, and then the graph.
+    """Write the files of a graph's index by their names, `meta.json` last, and then the graph.
 
-    The names must not lead out of the index's folder.
+    Each file is written atomically. The names must not lead out of the index's folder.
     """
     # `meta.json` names all other files, and a graph counts only once it is there, so after a cut between nothing does.
     for name in sorted(files, key=lambda name: (name == "meta.json", name)):

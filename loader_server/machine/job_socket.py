@@ -52,7 +52,7 @@ class Caller:
         return request if isinstance(request, dict) else {}
 
     def answer(self, **facts: Any) -> None:
-        """Send the answer, if the caller still listens, and hang up."""
+        """Send the answer as JSON, unless the caller has hung up or cannot take it, and hang up."""
         with contextlib.suppress(OSError):
             self._connection.send(json.dumps(facts).encode())
         self.close()
@@ -86,7 +86,7 @@ class JobSocket:
         return self._listener.fileno()
 
     def take_in(self) -> Iterator[Caller]:
-        """Yield the connections that are waiting."""
+        """Yield the connections that are waiting; stop early if no descriptor is left to accept them."""
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -104,8 +104,8 @@ class JobSocket:
 def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> dict[str, Any]:
     """Send a request to the process that serves the job with this state folder, and return its answer.
 
-    Without a timeout it waits as long as it takes. Raises LostError if nobody answers, SettingsError if the socket
-    cannot be used, or the error with which the process refuses.
+    Without a timeout it waits as long as it takes. Raise LostError if nobody serves the job, or no answer comes, or not
+    in time; SettingsError if the socket cannot be used; or the StokerError with which the process refuses.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(timeout_s if timeout_s < math.inf else None)
@@ -144,7 +144,7 @@ def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> 
 
 
 def _receive(connection: socket.socket, timeout_s: float) -> bytes:
-    """Return the answer; raise TimeoutError if none comes in time."""
+    """Return the answer, empty if the other side hung up; raise TimeoutError if none comes in time."""
     # In waits of half a second, because Python misses a signal that arrives just as it begins to wait (see
     # shared.commands), and the answer may take as long as trainers take to leave.
     until_s = time.monotonic() + timeout_s
@@ -159,7 +159,10 @@ def _receive(connection: socket.socket, timeout_s: float) -> bytes:
 
 @contextlib.contextmanager
 def _short(state: Path) -> Iterator[str]:
-    """Yield the socket's address by way of a descriptor, because a Unix address has room for only 107 characters."""
+    """Yield the socket's address by way of a descriptor, because a Unix address has room for only 107 characters.
+
+    Raise OSError if the state folder cannot be opened: FileNotFoundError if there is none.
+    """
     folder = os.open(state, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{_NAME}"

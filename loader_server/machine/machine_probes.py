@@ -27,7 +27,10 @@ _DEAD_S = 60.0
 
 
 def probes_of(supervisor: Supervisor) -> Probes:
-    """Return the machine's answers to probes."""
+    """Return the answers to probes of the machine: whether it lives, and whether it is ready.
+
+    It lives while the supervisor's loop has turned within the last minute, and is ready while all its processes are.
+    """
     return Probes(
         lambda now_s: dead(supervisor.turned_s, _DEAD_S, now_s),
         lambda now_s: _unready(supervisor, now_s),
@@ -35,7 +38,10 @@ def probes_of(supervisor: Supervisor) -> Probes:
 
 
 def serve_probes(supervisor: Supervisor, listening: Listening) -> MetricsServer:
-    """Start a server for the machine's probes; it has no metrics, as each of the machine's processes serves its own."""
+    """Start a server for the machine's probes; it has no metrics, as each of the machine's processes serves its own.
+
+    Raise SettingsError if its port cannot be used.
+    """
     return MetricsServer(
         list,
         labels={"role": "supervisor"},
@@ -57,7 +63,11 @@ def _unready(supervisor: Supervisor, now_s: float) -> str:
 
 
 def _ask(address: str) -> str:
-    """Return why a process of the machine is not ready; empty if it is."""
+    """Return why a process of the machine is not ready; empty if it is.
+
+    That is the reason that it gives itself, "starting" if it refuses the connection, and "loop" if it does not answer
+    in time or gives an unknown reason.
+    """
     try:
         with urllib.request.urlopen(f"http://{address}/readyz", timeout=_ANSWER_S):
             return ""

@@ -83,7 +83,7 @@ class _Forked:
 
 
 def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_pid: int) -> None:
-    """Fork children on request until the owner hangs up."""
+    """Fork children on request until the owner hangs up; raise SystemExit if the owner has ended already."""
     # Blocked, not ignored: a signal for a child that is just being forked stays pending until the child unblocks it.
     # While they were ignored, one SIGTERM in a hundred was lost, and the machine took 10 s to end.
     signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_OWNER)
@@ -124,7 +124,10 @@ class _Forker:
                 self._hear(self._askers[fd])
 
     def _hear(self, asker: socket.socket) -> None:
-        """Carry out a request; refuse a malformed one, as it may come from a user's own code in a child."""
+        """Carry out a request; refuse a malformed one, as it may come from a user's own code in a child.
+
+        Stop listening to a sender that has hung up.
+        """
         request, fds, no_room = _read(asker)
         if not request:
             self._forget(asker)
@@ -138,13 +141,16 @@ class _Forker:
         self._answer(asker, os.strerror(errno.EMFILE).encode() if no_room else b"no request: words, two descriptors")
 
     def _forget(self, asker: socket.socket) -> None:
-        """Stop listening to one that has hung up or does not read its answers."""
+        """Stop listening to an asker that has hung up or does not read its answers."""
         # A child may hang up and live on: its socket stays readable, and would keep this loop busy.
         if self._askers.pop(asker.fileno(), None) is not None:
             self._epoll.unregister(asker)
 
     def _answer(self, asker: socket.socket, answer: bytes, *fds: int) -> None:
-        """Send an answer with descriptors, without waiting: one that reads no answers must not block the others."""
+        """Send an answer with descriptors, without waiting; drop it if the asker has ended.
+
+        An asker that reads no answers is hung up on, so that it cannot block the others.
+        """
         try:
             # `send_fds` passes no flags on.
             asker.sendmsg([answer], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))], socket.MSG_DONTWAIT)
@@ -155,7 +161,10 @@ class _Forker:
             asker.shutdown(socket.SHUT_RDWR)
 
     def _fork(self, asker: socket.socket, arguments: Sequence[str], keep: int, end: int) -> None:
-        """Fork a child with these arguments, and answer with its process id, or with the error if there is no room."""
+        """Fork a child with these arguments, and answer with its process id and pidfd.
+
+        Answer with the error instead if there is no room for it.
+        """
         try:
             asks, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -200,7 +209,7 @@ def _read(asker: socket.socket) -> tuple[bytes, list[int], bool]:
 
 
 def _words(request: bytes) -> list[str] | None:
-    """Return the arguments for a child; None if the request is malformed."""
+    """Return the arguments for a child; None if the request is no list in JSON."""
     try:
         words = json.loads(request)
     except (ValueError, RecursionError):
@@ -209,7 +218,7 @@ def _words(request: bytes) -> list[str] | None:
 
 
 def _write_if_possible(fd: int, content: bytes) -> None:
-    """Write to a descriptor; never block or fail."""
+    """Write to a descriptor; drop the content if that would block or fails."""
     # It should be a pipe with a reader, but a child's own code may have sent any other: a full pipe would block us.
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
@@ -248,7 +257,10 @@ def _title(arguments: Sequence[str]) -> str:
 
 
 def _become(live: Callable[[], object]) -> None:
-    """Run `live` and end the process, so that nothing of the one that we were forked from goes on running."""
+    """Run `live` and end the process, so that nothing of the process that it was forked from goes on running.
+
+    The exit code is 0, or that of a SystemExit; any other exception is printed, and the code is 1.
+    """
     code = 1
     try:
         live()

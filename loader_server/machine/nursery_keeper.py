@@ -69,12 +69,15 @@ class Deaths:
         self._times_s.append(now_s)
 
     def are_too_many(self, now_s: float) -> bool:
-        """Return whether there were so many in the last minute that another successor would be likely to die, too."""
+        """Return whether the last five deaths all fell within the last minute, so that another is likely."""
         return len(self._times_s) == _MOST_DEATHS and now_s - self._times_s[0] <= _MINUTE_S
 
 
 def execute_nursery() -> OwnedNursery:
-    """Start a nursery as a program, which inherits only our output, environment and path."""
+    """Start a nursery as a program, which inherits only our output, environment and path.
+
+    Raise OSError if there is no room for a process or socket, or if the interpreter cannot be started.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         try:
@@ -121,18 +124,24 @@ class NurseryKeeper:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether a child can be started now."""
+        """Return whether a child can be started now.
+
+        Return False while the nursery is dead, a successor is starting, or an answer of the nursery is overdue.
+        """
         return not (self._is_dead or self._is_starting or self.nursery.is_late)
 
     def descriptors(self) -> Iterator[int]:
-        """Yield the descriptors to poll: one is readable once there is something to do."""
+        """Yield the descriptors to poll: one is readable once there is something to do.
+
+        Yield none while the nursery is dead and has no successor yet.
+        """
         if not self._is_dead:
             yield self.nursery.fileno()
         if not self._is_dead and not self.is_ready:
             yield self.nursery.socket_fileno()
 
     def due_s(self) -> float:
-        """Return when there is something to do even if nothing is readable."""
+        """Return when there is something to do even if nothing is readable; infinity if nothing is due."""
         return self._due_s
 
     def look(self, now_s: float) -> None:
@@ -149,7 +158,7 @@ class NurseryKeeper:
             self._start_successor(now_s)
 
     def close(self) -> None:
-        """End the nursery."""
+        """End the nursery; kill it if it is still starting or does not end in time."""
         # One that still imports would notice only afterwards that we have hung up, so it is not waited for.
         if self._is_starting:
             self.nursery.kill()
@@ -157,7 +166,7 @@ class NurseryKeeper:
         self._is_starting = False
 
     def _note_death(self, code: int, now_s: float) -> None:
-        """Have a successor started at once; raise MachineError if too many nurseries died lately."""
+        """Log a death and have a successor started at once; raise MachineError after the fifth death in a minute."""
         self._is_dead, self._is_starting, self._due_s = True, False, now_s
         self._deaths.add(now_s)
         if self._deaths.are_too_many(now_s):

@@ -104,7 +104,10 @@ def how_it_ended(code: int) -> str:
 
 
 def offer_once(more: int) -> str:
-    """Raise this process's score unless that was done already; return the problem, or an empty text."""
+    """Raise this process's OOM score by `more`, unless that was done already.
+
+    Return the problem, or an empty text; a later call in the same process returns the first result again.
+    """
     pid = os.getpid()
     if pid not in _offered:
         _offered[pid] = offer_to_oom_killer(more)
@@ -112,7 +115,10 @@ def offer_once(more: int) -> str:
 
 
 def offer_to_oom_killer(more: int, path: Path = _SCORE) -> str:
-    """Raise this process's score; return the problem, or an empty text."""
+    """Raise this process's OOM score by `more`, to at most 1000, and never lower it.
+
+    Return the problem if the score cannot be read or written, otherwise an empty text.
+    """
     try:
         inherited = int(path.read_text("ascii"))
         raised = min(_MOST, inherited + more)

@@ -24,9 +24,10 @@ _UP_AND_RUNNING = 0x1 | 0x40
 def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
     """Return the endpoint at which trainers reach a worker, or None if there is no route to the coordinator now.
 
-    A worker that listens on all addresses uses its own address on the route to the coordinator or, if the coordinator
-    is on this host, on the route to the world. On a host of a closed network, which has no such route, it is the
-    address of the first working network interface.
+    An endpoint with a host of its own is returned as it is. A worker that listens on all addresses uses its own address
+    on the route to the coordinator or, if the coordinator is on this host, on the route to the world. On a host of a
+    closed network, which has no such route, it is the address of the first working network interface or, without any,
+    127.0.0.1.
     """
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
@@ -67,7 +68,10 @@ def _find_address_of_interface() -> str | None:
 
 
 def look_up(endpoint: str) -> str | None:
-    """Return an endpoint with its host name resolved, or None if the name cannot be looked up now."""
+    """Return an endpoint with its host name resolved, or None if the name cannot be looked up now.
+
+    An endpoint that stands for all addresses is returned as it is.
+    """
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
     try:

@@ -53,7 +53,7 @@ class Room:
 
 
 def shown_bytes(nbytes: int) -> str:
-    """Return a number of bytes as text, in the largest unit that gives at least 1."""
+    """Return a number of bytes as text, in the largest unit, up to PiB, that gives at least 1."""
     amount, unit = float(nbytes), 0
     while amount >= 1024 and unit < len(_UNITS) - 1:
         amount, unit = amount / 1024, unit + 1
@@ -66,7 +66,11 @@ def shown_room(room: Room) -> str:
 
 
 def left_in_system(meminfo: str, overcommit: str) -> int:
-    """Return the bytes that the system has available, less those promised already if it does not overcommit."""
+    """Return the bytes that the system has available, less those promised already if it does not overcommit.
+
+    The arguments are the texts of `/proc/meminfo` and `/proc/sys/vm/overcommit_memory`. Return 0 if the first has none
+    of the needed numbers, or if nothing is left.
+    """
     facts = {name: 1024 * int(number) for name, number in re.findall(r"^(\w+):\s+(\d+) kB$", meminfo, re.MULTILINE)}
     available = facts.get("MemAvailable", facts.get("MemFree", 0))
     if overcommit.strip() == "2":
@@ -75,7 +79,11 @@ def left_in_system(meminfo: str, overcommit: str) -> int:
 
 
 def left_in_group(limit: str, used: str, stat: str) -> int:
-    """Return the bytes that a control group may still take, from the texts of its files."""
+    """Return the bytes that a control group may still take, from the texts of its files; 0 if it is full.
+
+    Memory that the kernel can reclaim counts as free. Return UNLIMITED if the limit is "max"; raise ValueError if a
+    text holds no number.
+    """
     if limit.strip() == "max":
         return UNLIMITED
     facts = dict(line.split(" ", 1) for line in stat.splitlines() if " " in line)
@@ -100,7 +108,10 @@ def group_folders(groups: str, mounts: str) -> Iterator[tuple[str, ...]]:
 
 
 def quota_cores(text: str) -> float:
-    """Return the cores granted by a `cpu.max` (cgroup v2) or by quota and period (v1); infinity if unlimited."""
+    """Return the cores granted by a `cpu.max` (cgroup v2) or by quota and period (v1).
+
+    Return infinity if they are unlimited, or if the text does not begin with two numbers, the second above 0.
+    """
     words = text.split()
     if len(words) < 2 or not all(word.isdecimal() for word in words[:2]) or not int(words[1]):
         return math.inf  # "max", -1, or no such file
@@ -108,7 +119,7 @@ def quota_cores(text: str) -> float:
 
 
 def _mounted(mounts: str, *, second: bool) -> Iterator[tuple[str, str]]:
-    """Yield which part of the hierarchy is mounted, and where."""
+    """Yield each part of the memory hierarchy that is mounted, and where; of version 2 if `second`, else of v1."""
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = [*after.split(" ", 2), "", ""][:3]

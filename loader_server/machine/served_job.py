@@ -77,7 +77,7 @@ class ServedJob:
 
     @property
     def is_running(self) -> bool:
-        """Return whether its coordinator serves, so that it has workers, or gets some."""
+        """Return whether the job is in a stage with workers: they start, or it is served."""
         return self.stage in (Stage.JOINING, Stage.SERVED)
 
     @property
@@ -91,7 +91,10 @@ class ServedJob:
         return self.coordinator.listen
 
     def refuse_listening(self, *, insecure: bool) -> None:
-        """Raise SettingsError if the job must not listen at its endpoint, such as without keys on all addresses."""
+        """Raise SettingsError if the job must not listen at its endpoint.
+
+        That is so if it is no TCP endpoint, or lies beyond loopback with neither keys nor `insecure`.
+        """
         self._check(self.endpoint, f"{self.folder.path}, listen", insecure=insecure)
 
     def _check(self, endpoint: str, where: str, *, insecure: bool) -> None:
@@ -100,7 +103,8 @@ class ServedJob:
     def drain(self, drain_s: object, now_s: float) -> bool:
         """Order the end of the job after its trainers have left; return False if it should end at once instead.
 
-        That is so if it is not served yet, or if `drain_s` gives its trainers no time.
+        That is so if it is not served yet, or if `drain_s` is not a number above 0. The job ends after `drain_s` at the
+        latest; a later order can only bring that forward.
         """
         if self.stage is not Stage.SERVED or not isinstance(drain_s, int | float) or drain_s <= 0:
             return False
@@ -155,7 +159,10 @@ class ServedJob:
         self.asking.clear()
 
     def facts(self, workers: int) -> dict[str, Any]:
-        """Return the job's facts, for people and scripts; it has this many workers."""
+        """Return the job's facts, for people and scripts; it has this many workers.
+
+        They are its name, file, stage, endpoint (None unless it is running) and number of workers.
+        """
         return {
             "job": self.name,
             "file": str(self.folder.path),
@@ -165,7 +172,7 @@ class ServedJob:
         }
 
     def shut(self) -> None:
-        """Close the command socket: the job ends, and another process may serve it next."""
+        """Close the command socket, if there is one: the job ends, and another process may serve it next."""
         if self.socket is not None:
             self.socket.close()
             self.socket = None
@@ -178,7 +185,10 @@ class ServedJob:
         return [*self._base_command("coordinator", self.folder, listen), *self._metrics_port(0)]
 
     def worker(self, number: int, host: str) -> Child:
-        """Return the job's worker for a place of this machine."""
+        """Return the job's worker for a place of this machine, not started yet.
+
+        It is named by host and number, and listens at any free port of the endpoint's host.
+        """
 
         def command(listen: str) -> list[str]:
             own = ["--name", f"{host}-{number}", "--coordinator", self.endpoint]
@@ -198,7 +208,10 @@ class WorkerPlace:
     child: Child | None = None
 
     def release(self, within_s: float) -> None:
-        """End the worker within this time if the place is another job's by now; forget one that was told to end."""
+        """End the worker within this time if the place is another job's, or nobody's, by now.
+
+        Forget a worker that was told to end and is gone.
+        """
         # A job's own code runs in its worker: only a process of its own keeps the code's crashes, memory, globals and
         # module names from another job.
         if self.child is not None and self.serves is not self.job:
@@ -225,18 +238,26 @@ class JoinedJob(ServedJob):
         self.indexer = Child("fetch", lambda _: base_command("fetch", folder, ""))
 
     def refuse_listening(self, *, insecure: bool) -> None:
-        """Raise SettingsError if its workers must not listen at their address."""
+        """Raise SettingsError if its workers must not listen at their address.
+
+        That is so if it is no TCP endpoint, or lies beyond loopback with neither keys nor `insecure`.
+        """
         self._check(self._worker_listen, "--listen", insecure=insecure)
 
     def note_refusal(self, now_s: float) -> None:
-        """Fetch the job's bundle again: the coordinator may have been restarted with another index."""
+        """Fetch the job's bundle again: the coordinator may have been restarted with another index.
+
+        Do nothing while it is being fetched.
+        """
         if self.indexer.process is None:
             self.indexer.start_when_possible(now_s)
 
     def worker(self, number: int, host: str) -> Child:
-        """Return the job's worker for a place of this machine; ports count up from the first one, if it is given.
+        """Return the job's worker for a place of this machine, not started yet.
 
-        Hosts may have equal names, and a host may join a job twice, so the folder's tag is part of its workers' names.
+        Its port is any free one or, if the first one is given, counted up from that: two for each place if there are
+        keys, else one. Hosts may have equal names, and a host may join a job twice, so the folder's tag is part of its
+        workers' names.
         """
         child = super().worker(number, f"{host}-{self.folder.joined.tag}" if self.folder.joined is not None else host)
         port = self._worker_listen.rpartition(":")[2]
@@ -252,7 +273,8 @@ def _usual_listen(folder: JobFolder, *, insecure: bool) -> str:
     """Return where workers of a joined job listen by default: on loopback if the job is sure to stay on this host.
 
     A coordinator that is named by a file may come back on another host, so its job counts as local only if there are
-    neither keys nor `insecure`: without both, a coordinator on another host is not joined.
+    neither keys nor `insecure`: without both, a coordinator on another host is not joined. Raise SettingsError if the
+    coordinator's endpoint is malformed.
     """
     by_file = bool(file_of(folder.settings.listen))
     is_here = not (insecure or folder.keys) if by_file else is_loopback(folder.settings.listen)
@@ -265,7 +287,8 @@ def make_job(
     """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens.
 
     Raises:
-        SettingsError: The state folder cannot be written to.
+        SettingsError: The state folder cannot be written to, or the endpoint of a job that is served elsewhere is
+            malformed.
     """
     folder.refuse_closed(folder.state)
     if folder.joined is not None:
@@ -274,7 +297,10 @@ def make_job(
 
 
 def refuse_conflicts(jobs: Iterable[ServedJob], folder: JobFolder, listen: str, workers: int) -> None:
-    """Raise SettingsError if a job would take another's name, endpoint or metrics ports."""
+    """Raise SettingsError if a job would take another's name, endpoint or metrics ports.
+
+    Endpoints with any free port never conflict. Metrics ports do if both are given, and at most `workers` apart.
+    """
     for job in jobs:
         if folder.settings.name == job.name:
             raise _conflict(folder, "name", job.name, job, 'name = "another"')
@@ -297,7 +323,10 @@ def _conflict(folder: JobFolder, setting: str, got: str, other: ServedJob, remed
 
 
 def failure_of(job: ServedJob, child: Child, code: int) -> StartError:
-    """Return the error of a job that cannot be served because its child ended before it was ready."""
+    """Return the error of a job that cannot be served because its child ended before it was ready.
+
+    It is a PrintedError with the error that the child reported, or a StartError with its exit code if it reported none.
+    """
     if child.error:
         return PrintedError(**child.error)
     return StartError(
@@ -309,7 +338,7 @@ def failure_of(job: ServedJob, child: Child, code: int) -> StartError:
 
 
 def cause_of(code: int) -> str:
-    """Return in words why a process of a job ended with this code."""
+    """Return in words why a process of a job ended with this code: a missed build_timeout, a signal or an exit code."""
     if code == -DEADLINE_SIGNAL:
         return "a sample missed its build_timeout; the stacks above say where"
     return how_it_ended(code)

@@ -95,7 +95,7 @@ class Supervisor:
 
     @property
     def probe_addresses(self) -> list[str]:
-        """Return the probe addresses of coordinators and workers; empty for those that are not there."""
+        """Return the probe addresses of all coordinators, then of all places; empty for each that is not ready."""
         # Copies, because the metrics server's thread asks while the main loop changes them.
         children = [job.coordinator for job in list(self.jobs.values())] + [place.child for place in list(self.places)]
         return [child.metrics if child is not None and child.is_serving else "" for child in children]
@@ -112,11 +112,11 @@ class Supervisor:
                 yield place.serves, place.child
 
     def _children(self) -> list[Child]:
-        """Return all processes of all jobs."""
+        """Return all processes of all jobs: indexers, coordinators and workers, running or not."""
         return [child for job in self.jobs.values() for child in (job.indexer, job.coordinator)] + self.workers
 
     def _command(self, role: str, folder: JobFolder, listen: str) -> list[str]:
-        """Return the command line of a job's process."""
+        """Return the command line of a job's process; roles are index, fetch, coordinator and worker."""
         common = ["--parent", str(self._keeper.nursery.pid), "--log-level", self.settings.log_level]
         if role == "index":
             return [role, str(folder.path), "--missing", *common]
@@ -136,8 +136,9 @@ class Supervisor:
     def start(self, folders: Sequence[JobFolder], listen: str = "") -> None:
         """Start these jobs and return when all are served, or after `stop`.
 
-        Raises StartError if one cannot be served, SettingsError on a conflict, or MachineError if there is no room for
-        a process.
+        Raise StartError if one cannot be served, after ending all; SettingsError on a conflict, or for an endpoint or
+        state folder that cannot be used; or MachineError if there is no room for a process, a job's files cannot be
+        made, or nurseries die again and again.
         """
         self._is_starting = True
         for folder in folders:
@@ -195,7 +196,11 @@ class Supervisor:
     # --- jobs ---
 
     def _take_in(self, folder: JobFolder, listen: str = "") -> ServedJob:
-        """Add a job and start its indexing; raise SettingsError on a conflict, MachineError if it cannot be started."""
+        """Add a job and start its indexing, at once or as soon as there is a nursery; return it.
+
+        Raise SettingsError on a conflict with another job, or for an endpoint or state folder that cannot be used, and
+        MachineError if there is no room for its process or its files.
+        """
         job = make_job(folder, listen, self._command, insecure=self.settings.insecure)
         job.refuse_listening(insecure=self.settings.insecure)
         refuse_conflicts(self.jobs.values(), folder, job.endpoint, max(self.settings.workers, len(self.jobs) + 1))
@@ -219,7 +224,7 @@ class Supervisor:
         return job
 
     def _advance(self, job: ServedJob) -> None:
-        """Move a job to its next stage if it is ready for it."""
+        """Move a job on if it is ready: give it places, call it served, or drop it once its processes have ended."""
         if job.has_new_coordinator and self._may_join():
             self._admit()
         elif job.stage is Stage.JOINING and self._has_joined(job):
@@ -234,7 +239,7 @@ class Supervisor:
                 self._forget(job)
 
     def _may_join(self) -> bool:
-        """Return whether a job may get workers now; the first jobs get theirs together, so none has to move."""
+        """Return whether a job may get workers now; the first jobs get theirs once the coordinators of all serve."""
         return not self._is_starting or all(job.coordinator.is_serving for job in self.jobs.values())
 
     def _admit(self) -> None:
@@ -250,7 +255,7 @@ class Supervisor:
         return all(place.serves is job and place.child is not None and place.child.is_serving for place in own)
 
     def _end(self, job: ServedJob) -> None:
-        """End a job and give its places to the others."""
+        """End a job and give its places to the others; do nothing if it is ending already."""
         if job.stage is Stage.ENDING:
             return
         job.stage = Stage.ENDING
@@ -269,7 +274,7 @@ class Supervisor:
         self._end(job)
 
     def _forget(self, job: ServedJob) -> None:
-        """Drop a job whose processes are gone, and answer the callers that waited for its end."""
+        """Drop a job whose processes are gone; answer its callers (its error, or its end), or hang up on them."""
         if job.error is not None:
             job.answer_all(error=job.error.words())
         elif job.stage is Stage.ENDING:
@@ -281,7 +286,7 @@ class Supervisor:
             self._close_shelf()
 
     def _close_shelf(self) -> None:
-        """Free the memory of shared batches; called once no job shares any."""
+        """Free the memory of shared batches, if there is any; called once no job shares any."""
         if self._shelf >= 0:
             os.close(self._shelf)
             self._shelf = -1
@@ -289,7 +294,7 @@ class Supervisor:
     # --- places ---
 
     def _held(self) -> dict[str, int]:
-        """Return how many places each running job has."""
+        """Return how many places each running job has, by name; 0 for a job without any."""
         counts = Counter(place.job.name for place in self.places if place.job is not None)
         return {job.name: counts[job.name] for job in self.jobs.values() if job.is_running}
 
@@ -304,7 +309,7 @@ class Supervisor:
                 self._free_place(self.jobs[name]).job = self.jobs[name]
 
     def _free_place(self, job: ServedJob) -> WorkerPlace:
-        """Return a place without a job, if possible one where this job's worker still runs: it need not start again."""
+        """Return a place without a job, preferably where this job's worker still runs; make one if none is free."""
         free = sorted((place for place in self.places if place.job is None), key=lambda place: place.serves is not job)
         return free[0] if free else self._new_place()
 
@@ -316,7 +321,7 @@ class Supervisor:
         return place
 
     def _may_move(self) -> bool:
-        """Return whether workers may change jobs: not while a job begins or ends, which moves some anyway."""
+        """Return whether workers may change jobs: only if there are several jobs, and all are served."""
         return len(self.jobs) > 1 and all(job.stage is Stage.SERVED for job in self.jobs.values())
 
     def _look_after_places(self, now_s: float) -> None:
@@ -331,14 +336,14 @@ class Supervisor:
         self.places = [place for place in self.places if place.job is not None or place.child is not None]
 
     def _restart(self, job: ServedJob, child: Child, now_s: float) -> None:
-        """Start a process if it is due and the nursery is ready."""
+        """Start a process that is due and does not run, if the nursery is ready; kill it if its first start hangs."""
         if child.process is None and now_s >= child.again_s and self._keeper.is_ready:
             # A process that hangs at its first start has to end, so that its job fails. Indexing may take hours.
             must_serve = child is not job.indexer and job.stage is not Stage.SERVED and not child.restarts
             self._start_child(job, child, _READY_TIMEOUT_S if must_serve else math.inf)
 
     def _start_child(self, job: ServedJob, child: Child, within_s: float) -> None:
-        """Start a process; if the system has no room for it, try again later, or give up a job not served yet."""
+        """Start a process; if that fails (no room or nursery), try again later, or give up a job not served yet."""
         try:
             child.start(self._keeper.nursery, within_s)
         except MachineError as error:
@@ -353,7 +358,7 @@ class Supervisor:
     # --- turns ---
 
     def _turn(self) -> None:
-        """Wait until something happens, and do what is due."""
+        """Wait until something happens, and do what is due; raise MachineError if no nursery can be kept alive."""
         self._wait_for_events()
         now_s = self.turned_s = time.monotonic()
         self._keeper.look(now_s)
@@ -370,7 +375,7 @@ class Supervisor:
         self._look_after_places(now_s)  # jobs that have advanced get workers
 
     def _look_at(self, job: ServedJob, now_s: float) -> None:
-        """Process reports and ends of the job's indexer and coordinator."""
+        """Process reports and ends of a job's indexer and coordinator; restart them, and end the job, if due."""
         code = job.indexer.look(now_s)
         if code is not None and job.stage is Stage.INDEXING:
             self._end_indexing(job, code, now_s)
@@ -393,7 +398,7 @@ class Supervisor:
             job.coordinator.start_when_possible(now_s)
 
     def _look_at_child(self, job: ServedJob, child: Child, now_s: float) -> None:
-        """Process a child's reports and its end."""
+        """Process a child's reports and, unless it was told to end, decide what follows its end."""
         for report in child.hear():
             self._take_report(job, child, report, now_s)
         was_serving = child.is_serving  # before `look`, which takes in its last words
@@ -409,7 +414,11 @@ class Supervisor:
             self._shares.hear(job.name, Demand(waits=bool(report.get("waits")), busy=report["busy"]))
 
     def _replace(self, job: ServedJob, child: Child, code: int, now_s: float, *, was_serving: bool) -> None:
-        """Decide what follows the end of a child that was not told to end."""
+        """Decide what follows the end of a child that was not told to end.
+
+        It is started again, after a pause unless its nursery died; not if its job is ending, or, not served yet, is
+        given up because the child was never ready.
+        """
         if job.stage is Stage.ENDING:
             child.end(self.settings.drain_timeout_s)  # a coordinator that died in a job's end is not restarted
         elif child.is_orphan:
@@ -449,7 +458,7 @@ class Supervisor:
             yield from child.descriptors()
 
     def _due_s(self) -> float:
-        """Return when there is something to do even if nothing is readable."""
+        """Return when there is something to do even if nothing is readable; infinity if nothing is due."""
         ends_s = [job.end_s for job in self.jobs.values() if job.stage is not Stage.ENDING]
         # Children can be started only with a nursery, so their due times must not wake the loop before.
         awaited = [child for child in self._children() if child.process is not None or self._keeper.is_ready]
@@ -468,7 +477,10 @@ class Supervisor:
                 self._answer(caller, job, request)
 
     def _answer(self, caller: Caller, job: ServedJob, request: Mapping[str, Any]) -> None:
-        """Carry out a command's request; `job` is the one whose socket it used."""
+        """Add or end a job, or list all, as a request from the socket of `job` asks.
+
+        Refuse with the error if a job cannot be added; hang up if the request is unknown, or to end a job that is gone.
+        """
         wish = request.get("do")
         if wish == "add":
             try:

@@ -40,7 +40,10 @@ class Demand:
 
 
 def demand_of(report: Mapping[str, Any]) -> Demand:
-    """Return a job's demand, from the report that `loader-server status` shows."""
+    """Return a job's demand, from the report that `loader-server status` shows.
+
+    Its trainers wait if any stream is limited by its loaders; its busy workers are those that were building.
+    """
     return Demand(
         waits=any(stream["limit"] == "loaders" for stream in report["streams"].values()),
         busy=sum(bool(worker["building"]) for worker in report["workers"]),
@@ -48,7 +51,10 @@ def demand_of(report: Mapping[str, Any]) -> Demand:
 
 
 def divide(workers: int, held: Mapping[str, int], needs: Mapping[str, int]) -> dict[str, int]:
-    """Return how many workers each job gets; `held` is what each has now, and each gets at least one."""
+    """Return how many workers each job gets; `held` is what each has now, and each gets at least one.
+
+    With fewer workers than jobs, more are given out than there are. Raise ValueError if there are workers, but no jobs.
+    """
     shares = dict.fromkeys(held, 1)
     for _ in range(workers - len(held)):
         # The name breaks ties, so that equal facts are always divided in the same way, and no worker moves for nothing.
@@ -76,15 +82,18 @@ class Shares:
         self._divided_s = 0.0
 
     def hear(self, job: str, demand: Demand) -> None:
-        """Record a demand that a job's coordinator reported."""
+        """Record a demand that a job's coordinator reported; only the last 100 of a period are kept."""
         self._demands.setdefault(job, deque(maxlen=_MOST_KEPT)).append(demand)
 
     def due_s(self) -> float:
-        """Return when to recompute."""
+        """Return the time at which to divide again: 5 s after the last division, at once if there was none."""
         return self._divided_s + PERIOD_S
 
     def look(self, held: Mapping[str, int], now_s: float) -> dict[str, int]:
-        """Return how many workers each job should have, given how many each has now; begin a new period."""
+        """Return how many workers each job should have, given how many each has now; begin a new period.
+
+        The demands that were reported so far are dropped. A job that reported none in this period needs what it has.
+        """
         needs = {job: self._need(job, count) for job, count in held.items()}
         self._demands, self._divided_s = {}, now_s
         return divide(self.workers, held, needs)

@@ -95,7 +95,10 @@ class Costs:
     objective: str
 
     def sample(self) -> Integers:
-        """Return the cost of one sample padded to each candidate length."""
+        """Return the cost of one sample padded to each candidate length.
+
+        It is the length itself for "area", and otherwise the sample's part of a batch, as an integer.
+        """
         if self.objective == "area":
             return self.lengths
         # The sum over all samples must fit into 64 bits even if each one were as long as the longest.
@@ -137,6 +140,7 @@ class Costs:
 def chosen_boundaries(costs: Costs, shapes: int | None, most: int) -> Integers:
     """Return `shapes` boundaries, or if None the fewest with a waste within half a point of the best up to `most`.
 
+    There are fewer than `shapes` if more are of no use; with None, choices with buckets that do not fill are left out.
     If all samples are one window, the boundaries are then tuned so that buckets make whole groups.
     """
     candidates = best_boundaries(costs.below, costs.sample(), shapes or most)
@@ -150,7 +154,10 @@ def chosen_boundaries(costs: Costs, shapes: int | None, most: int) -> Integers:
 
 
 def best_boundaries(below: Integers, sample_cost: Integers, shapes: int) -> list[Integers]:
-    """Return, for 1, 2, … `shapes` buckets, the indices of the candidates with the least total cost of all samples."""
+    """Return, for 1, 2, … `shapes` buckets, the indices of the candidates with the least total cost of all samples.
+
+    The choices end at as many buckets as there are candidates; one may have fewer buckets if more are of no use.
+    """
     last = len(below) - 1
     least = below * sample_cost
     cuts: list[Integers] = []
@@ -212,9 +219,10 @@ def _least_of_ranges(
 
 
 def _fitted(costs: Costs, chosen: Integers) -> Integers:
-    """Move one boundary at a time so that buckets make whole groups, as long as that lowers the waste.
+    """Return the choice with one boundary moved at a time, so that buckets make whole groups, while the waste falls.
 
-    Only for a single window, whose bucket counts are known exactly.
+    Only for a single window, whose bucket counts are known exactly. There are at most eight rounds, and the share of
+    padding rises by at most `_SLACK`.
     """
     allowed = costs.padding(chosen[None])[0] + _SLACK
     best = costs.waste(chosen[None])[0]

@@ -166,7 +166,10 @@ class EpochPlan:
         return window, group - int(self._before[window]), place
 
     def _planned(self, window: int) -> WindowPlan:
-        """Plan one window, in the way that the settings ask for: packed, in lanes, in plain order or in buckets."""
+        """Plan one window, in the way that the settings ask for: packed, in lanes, in plain order or in buckets.
+
+        With `largest_first`, window 0 begins with a group of the largest bucket.
+        """
         recipe = self.recipe
         candidates = self._candidates(self._arrangement.of_window(window))
         filling = Filling(
@@ -188,7 +191,7 @@ class EpochPlan:
         return planned.largest_first() if recipe.settings.largest_first and window == 0 else planned
 
     def _candidates(self, turns: Turns) -> Candidates:
-        """Return the samples of these segments that are not dropped."""
+        """Return the samples of these segments that are not dropped, with buckets and the lengths that are needed."""
         recipe = self.recipe
         bounds = recipe.table.segments
         spans = [(int(bounds[segment]), int(bounds[segment + 1])) for segment in turns.segments]
@@ -209,7 +212,7 @@ class EpochPlan:
         )
 
     def _shape(self, planned: WindowPlan, group: int) -> BucketShape:
-        """Return the padded shape of a group's batches."""
+        """Return the padded shape of a group's batches: the bucket's if shapes are fixed, else the longest lengths'."""
         recipe = self.recipe
         if recipe.fixed_shapes:
             return recipe.shapes[int(planned.buckets[group])]

@@ -187,14 +187,20 @@ def arranged(data_pass: DataPass, sizes: Integers, window: int, mixture: Mixture
 
 
 def sample_order(data_pass: DataPass, samples: Integers, cycles: Integers) -> Integers:
-    """Return the order in which a window's samples fill buckets, as indices; `cycles` tells repeated samples apart."""
+    """Return the order in which a window's samples fill buckets, as indices; `cycles` tells repeated samples apart.
+
+    They are shuffled if the pass is "shuffled" or "laplace", and stay as they are otherwise.
+    """
     if data_pass.order not in SHUFFLING:
         return np.arange(len(samples))
     return np.argsort(hashed(samples + (cycles << _SAMPLE_BITS), data_pass.key("samples")), kind="stable")
 
 
 def row_order(data_pass: DataPass, window: int, rows: int) -> Integers:
-    """Return the order in which a window's packed rows are dealt to groups."""
+    """Return the order in which a window's packed rows are dealt to groups, as indices.
+
+    They are shuffled if the pass is "shuffled" or "laplace", and stay as they are otherwise.
+    """
     if data_pass.order not in SHUFFLING:
         return np.arange(rows)
     return np.argsort(hashed(np.arange(rows), data_pass.key("rows", window)), kind="stable")
@@ -203,7 +209,11 @@ def row_order(data_pass: DataPass, window: int, rows: int) -> Integers:
 def group_order(
     data_pass: DataPass, window: int, buckets: Integers, first_samples: Integers, laplace_runs: int
 ) -> Integers:
-    """Return the order in which a window's groups are served, given each group's bucket and first sample."""
+    """Return the order in which a window's groups are served, as indices, given each group's bucket and first sample.
+
+    Sorted groups stay as they are, those of "as_is" are served by first sample, and others are shuffled; with "laplace"
+    the shuffled order is cut into runs of alternately rising and falling buckets.
+    """
     if data_pass.order == "sorted":
         return np.arange(len(buckets))
     if data_pass.order == "as_is":

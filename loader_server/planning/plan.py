@@ -117,11 +117,11 @@ class Plan:
         self._sizes = np.diff(recipe.table.segments)
 
     def most_batches(self, group: int) -> int:
-        """Return an upper bound on the batches of an epoch, exact for bucket counts, one window and no mixing."""
+        """Return an upper bound on the batches of any epoch, exact for bucket counts, one window and no mixing."""
         return max(stage.most_batches(group) for stage in self.stages)
 
     def fewest_groups(self, group: int) -> int:
-        """Return a lower bound on the groups of a pass, exact for bucket counts, one window and no mixing."""
+        """Return a lower bound on the groups of any pass, exact for bucket counts, one window and no mixing."""
         return min(stage.fewest_groups(group) for stage in self.stages)
 
     def stage(self, epoch: int) -> PlanStage:
@@ -166,11 +166,11 @@ class Plan:
         return arrays["groups"]
 
     def total(self, epoch: int) -> int:
-        """Return the sum of all lengths in an epoch's pass."""
+        """Return the sum of the bucketed lengths of all planned samples in an epoch's pass, repeated ones included."""
         return int(self.stage(epoch).recipe.tally.sums[self._pass_of(epoch)[2].turns.segments].sum())
 
     def window_counts(self, epoch: int) -> NDArray[np.int64]:
-        """Return how many samples of each bucket each window of an epoch's pass has."""
+        """Return how many samples of each bucket each window of an epoch's pass has, as [windows, buckets]."""
         arrangement = self._pass_of(epoch)[2]
         counts = self.stage(epoch).recipe.tally.counts[arrangement.turns.segments]
         return np.add.reduceat(counts, arrangement.starts, dtype=np.int64)
@@ -217,7 +217,7 @@ class OrdinalPlan(Plan):
         self._batches = producers * elements
 
     def most_batches(self, group: int) -> int:
-        """Return the number of batches, the same in all epochs."""
+        """Return the number of batches, the same in all epochs: room for all shards, up to whole groups."""
         return -(-self._batches // group) * group
 
     def objection(self, group: int) -> None:

@@ -35,7 +35,10 @@ length_amount = amount("s", "frames", "samples", "tokens", "characters", "bytes"
 
 
 def _shapes(value: object) -> Shapes:
-    """Return `shapes` as parsed; raise SettingsError if it is neither a word, a number from 1 to 256, nor lengths."""
+    """Return `shapes` as parsed.
+
+    Raise SettingsError unless it is "auto", "none", a number from 1 to 256, or a list of lengths that is not empty.
+    """
     # A bool is an int in Python, and `shapes = true` a mistake.
     if value in ("auto", "none"):
         return "auto" if value == "auto" else "none"
@@ -52,13 +55,19 @@ def _shapes(value: object) -> Shapes:
 
 
 def _boundary(length: object) -> Amount:
-    """Return a bucket's length; a number without a unit is in steps of the bucketed key, whatever that counts."""
+    """Return a bucket's length; an integer without a unit is in steps of the bucketed key, whatever that counts.
+
+    Raise SettingsError if it is neither an integer nor a length with a unit.
+    """
     boundary: Amount = Amount(float(length), "steps") if isinstance(length, int) else length_amount(length)
     return boundary
 
 
 def _max_length(value: object) -> Amount | Stages:
-    """Return a length, or a curriculum's lengths by epoch; raise SettingsError if a curriculum has no epoch 0."""
+    """Return a length, or a curriculum's lengths by epoch, ascending.
+
+    Raise SettingsError if a curriculum has no epoch 0 or a key that is no epoch's number, or for an invalid length.
+    """
     if not isinstance(value, dict):
         limit: Amount = length_amount(value)
         return limit
@@ -79,7 +88,7 @@ def _is_epoch(key: str) -> bool:
 
 
 def _limits(value: object) -> Mapping[str, Amount]:
-    """Return amounts by key; raise SettingsError if the value is no table of them."""
+    """Return amounts by key; raise SettingsError if the value is no table, or one of its values is no amount."""
     if isinstance(value, dict):
         return {str(key): length_amount(most) for key, most in value.items()}
     raise SettingsError(
@@ -91,7 +100,10 @@ def _limits(value: object) -> Mapping[str, Amount]:
 
 
 def _sub_buckets(value: object) -> Mapping[str, int]:
-    """Return the second key and its number of sub-buckets; raise SettingsError if there is not exactly one key."""
+    """Return the second key and its number of sub-buckets.
+
+    Raise SettingsError unless the value is a table of exactly one key, with a number from 2 to 16.
+    """
     if isinstance(value, dict) and len(value) == 1:
         ((key, subs),) = value.items()
         if isinstance(subs, int) and 2 <= subs <= 16:
@@ -105,7 +117,7 @@ def _sub_buckets(value: object) -> Mapping[str, int]:
 
 
 def _weights(value: object) -> tuple[float, ...]:
-    """Return one weight a source; raise SettingsError unless all are numbers above 0."""
+    """Return one weight a source; raise SettingsError unless the value is a list, all of numbers above 0."""
     # By type and not isinstance, as a bool is an int in Python, and `weights = [true]` a mistake.
     if isinstance(value, list) and all(type(weight) in {int, float} and weight > 0 for weight in value):
         return tuple(map(float, value))
@@ -115,7 +127,7 @@ def _weights(value: object) -> tuple[float, ...]:
 
 
 def _flags(value: object) -> tuple[bool, ...]:
-    """Return one flag a source; raise SettingsError unless all are true or false."""
+    """Return one flag a source; raise SettingsError unless the value is a list, all of true or false."""
     if isinstance(value, list) and all(isinstance(cycles, bool) for cycles in value):
         return tuple(value)
     raise SettingsError(
@@ -248,7 +260,7 @@ class Limits:
 
     @property
     def longest_within(self) -> int:
-        """Longest sample of which one row is within the budget."""
+        """Longest sample of which one padded row is within the budget: a multiple of `length_multiple`, perhaps 0."""
         # The positive root of l + l*l/q = budget, with an integer square root, so that no machine rounds otherwise.
         square = self.quadratic * self.quadratic + 4 * self.quadratic * self.budget
         longest = (math.isqrt(square) - self.quadratic) // 2 if self.quadratic else self.budget
@@ -257,7 +269,8 @@ class Limits:
     def rows(self, lengths: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
         """Return how many rows of these padded lengths fit into a batch, at least one.
 
-        It is a multiple of `rows_multiple` if that many fit. A key without lengths here is not limited.
+        Budget, quadratic term, budgets of other keys and `max_rows` count. It is a multiple of `rows_multiple` if that
+        many fit. A key without lengths here is not limited.
         """
         # budget // (l + l*l/q) with numerator and denominator times q, so that everything stays an integer.
         own = np.maximum(lengths[self.key], 1)
@@ -277,7 +290,8 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
     """Return the settings' amounts as integers.
 
     With a curriculum, return the widest limits: a sample counts if it takes part in any epoch. Raise SettingsError if
-    the budget is below one step, a key is not padded, settings exclude each other, or a key lacks an amount's unit.
+    the budget is below one step, a key is not padded, `limits` or `sub_buckets` names the bucketed key, settings
+    exclude each other, or an amount is in seconds of a key without time.
     """
 
     def steps(name: str, limit: Amount | None, of: str = key, *, up: bool = False) -> int:
@@ -324,7 +338,10 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
 def limits_by_epoch(
     settings: PlanSettings, *, key: str, per_second: Mapping[str, float | None]
 ) -> tuple[tuple[int, Limits], ...]:
-    """Return the limits by the epoch from which they hold; there is more than one only with a curriculum."""
+    """Return the limits by the epoch from which they hold; there is more than one only with a curriculum.
+
+    Raise SettingsError as `limits_of` does.
+    """
     return tuple(
         (epoch, limits_of(dataclasses.replace(settings, max_length=limit), key=key, per_second=per_second))
         for epoch, limit in settings.max_lengths
@@ -332,7 +349,10 @@ def limits_by_epoch(
 
 
 def _check_keys(settings: PlanSettings, key: str, per_second: Mapping[str, float | None]) -> None:
-    """Raise SettingsError if a setting names a key that is not padded, or limits the bucketed key."""
+    """Raise SettingsError if the bucketed key, or one that `limits` or `sub_buckets` names, is not padded.
+
+    Raise it also if `limits` or `sub_buckets` names the bucketed key.
+    """
     if key not in per_second:
         raise _unknown_key("length", key, per_second)
     for name, others in (("limits", settings.limits), ("sub_buckets", settings.sub_buckets)):
@@ -344,7 +364,8 @@ def _check_keys(settings: PlanSettings, key: str, per_second: Mapping[str, float
 def _check_together(settings: PlanSettings) -> None:
     """Raise SettingsError if settings exclude each other.
 
-    Packed rows have one shape, and plain order has no buckets to divide.
+    Packed rows have one shape and are padded to it, neither they nor plain order have buckets to divide, and carried
+    state excludes what `_not_for_carry` names.
     """
     if settings.packing is not None and (settings.shapes != "auto" or settings.pad_to != "bucket"):
         raise _not_together("packing", f'shapes = {settings.shapes!r}, pad_to = "{settings.pad_to}"')
@@ -379,7 +400,10 @@ def _not_together(name: str, other: str) -> SettingsError:
 
 
 def _steps_a_unit(name: str, limit: Amount, key: str, per_second: Mapping[str, float | None]) -> float:
-    """Return how many steps one unit of an amount is; raise SettingsError for seconds of a key without time."""
+    """Return how many steps one unit of an amount is: 1 unless the unit is seconds.
+
+    Raise SettingsError for seconds of a key without time.
+    """
     if limit.unit != "s":
         return 1.0
     steps = per_second[key]

@@ -43,17 +43,18 @@ class Keeper:
     """
 
     def load(self, kind: str, name: str) -> Arrays | None:
-        """Return the saved arrays, or None if there are none, or if they are gone or damaged."""
+        """Return the saved arrays, or None if there are none, or if they are gone or damaged; here always None."""
         return None
 
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
-        """Save these arrays; report a failure to the operator instead of raising."""
+        """Save these arrays; report a failure to the operator instead of raising. Nothing is saved here."""
 
 
 def kept_tally(keeper: Keeper, name: str, read: Callable[[], LengthTally]) -> LengthTally:
     """Return the tally of this name from the keeper, or the one that `read` returns, which is kept then.
 
-    Reading lengths is linear in the number of samples, and each process that opens the stream needs the tally.
+    Reading lengths is linear in the number of samples, and each process that opens the stream needs the tally. An error
+    of `read` is passed on, and nothing is kept.
     """
     arrays = keeper.load("survey", name)
     if arrays is not None:
@@ -141,12 +142,18 @@ def _totals_of_passes(recipe: Recipe) -> tuple[_Totals, _Totals]:
 def stages_of(
     recipe: Recipe, by_epoch: Iterable[tuple[int, Limits]], keeper: Keeper, digest: str
 ) -> tuple[PlanStage, ...]:
-    """Return the stages of a plan by first epoch, ascending; `recipe` covers all samples."""
+    """Return the stages of a plan by first epoch, ascending; `recipe` covers all samples.
+
+    Raise DataError if a stage has no sample.
+    """
     return tuple(PlanStage(epoch, _recipe_within(limits, recipe, keeper, digest)) for epoch, limits in by_epoch)
 
 
 def _recipe_within(limits: Limits, recipe: Recipe, keeper: Keeper, digest: str) -> Recipe:
-    """Return the recipe restricted to the samples within these limits; the keeper may already have their tally."""
+    """Return the recipe restricted to the samples within these limits; the keeper may already have their tally.
+
+    Return it as it is if these are its own limits. Raise DataError if no sample is within them.
+    """
     if limits == recipe.limits:  # no curriculum, or its last stage: the same samples
         return recipe
     read = partial(narrowed, recipe.table, limits, recipe.tally)

@@ -152,7 +152,8 @@ def tally_lengths(
 def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTally:
     """Return the tally of the samples within narrower limits, in the same buckets up to the last that has any.
 
-    Larger buckets are cut off so that leftovers of short samples do not spill into shapes of longer ones.
+    Larger buckets are cut off so that leftovers of short samples do not spill into shapes of longer ones. Raise
+    DataError if no sample is within the limits.
     """
     reading = _LengthPasses(table, limits, _show_nothing, 0)
     first_look, _ = _look_first(reading)
@@ -215,7 +216,7 @@ def _look_first(reading: _LengthPasses) -> tuple[dict[str, Integers], int]:
 
 
 def _longest_run(table: LengthTable) -> Integers:
-    """Return the most chunks that any recording has."""
+    """Return the most chunks that any recording has, as an array of one; 0 if there are no samples."""
     most = np.zeros(1, np.int64)
     for start, stop in _blocks(table.segments):
         # A block is whole segments, and no segment begins within a recording, so no recording is cut in two here.
@@ -320,7 +321,10 @@ def _sub_edges(reading: _LengthPasses, edges: Integers) -> Integers:
 def _count_buckets(
     reading: _LengthPasses, edges: Integers, subs: dict[str, Integers]
 ) -> tuple[NDArray[np.int32], Integers, dict[str, Integers]]:
-    """Return each segment's bucket counts and sum of lengths, and each other key's greatest length by bucket."""
+    """Return each segment's bucket counts and sum of lengths, and each other key's greatest length by bucket.
+
+    That length covers the bucket and all smaller ones; edges of sub-buckets (`subs`) are returned as they are.
+    """
     table, limits = reading.table, reading.limits
     segments, buckets = table.segments, len(edges)
     counts = np.zeros((len(segments) - 1, buckets), np.int32)

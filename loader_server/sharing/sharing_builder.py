@@ -68,7 +68,10 @@ class SharingBuilder(Builder):
         self._masked: list[MaskedSample] = []
 
     def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:
-        """Plan the wanted batch, and read its samples unless the batch is on the shelf."""
+        """Plan the wanted batch, and read its samples unless the batch is on the shelf.
+
+        Raise DataError if the batch is beyond the epoch's end, and ReadError if reading fails.
+        """
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
         key = self._key(want, planned)
@@ -122,10 +125,11 @@ class SharingBuilder(Builder):
         digest: bool = True,
         convicted: AbstractSet[int] = frozenset(),
     ) -> Built:
-        """Write every byte of `payload`, taken from the shelf or built.
+        """Write every byte of `payload`, taken from the shelf or built, and return the facts of the batch.
 
-        Raise an UnreadError if `prepare` found the batch on the shelf, so that its samples were not read, and it has
-        left the shelf since.
+        Raise an UnreadError if `prepare` found the batch on the shelf, so that its samples were not read, and it cannot
+        be taken from there any more. Raise ExhaustedError or MemoryError if memory or descriptors ran out while it was
+        built, and ReadError if the machine failed otherwise.
         """
         # Look again: another worker may have put the batch there since `prepare`.
         taken = self._take(prepared, payload, digest=digest) if prepared.key else None
@@ -146,7 +150,10 @@ class SharingBuilder(Builder):
         return built
 
     def _take(self, prepared: Prepared, payload: NDArray[np.uint8], *, digest: bool) -> Built | None:
-        """Copy the batch from the shelf; None if it has left the shelf, or one of its samples is a culprit by now."""
+        """Copy the batch from the shelf, noting its masked samples in the quarantine; return its facts.
+
+        Return None if it has left the shelf, also while it was copied, or one of its samples is a culprit by now.
+        """
         began_ns = time.perf_counter_ns()
         kept = self._shelf.find(prepared.key)
         # A sample may have been convicted here since `prepare`, and the batch on the shelf has its row.
@@ -165,7 +172,7 @@ class SharingBuilder(Builder):
 
 
 def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
-    """Return the facts of a batch that was built, as bytes."""
+    """Return the facts of a batch that was built, with its masked samples and their errors, as bytes."""
     # Texts of errors may quote names of files that are not UTF-8, which Python has as surrogates.
     packed: bytes = msgpack.packb(
         [
@@ -179,7 +186,7 @@ def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
 
 
 def from_facts(facts: bytes, *, digest: int, build_us: int) -> tuple[Built, list[MaskedSample]]:
-    """Return the facts from their bytes, with the digest of the payload and the time it took to take the batch."""
+    """Return the facts and masked samples from their bytes, with the given digest and time of taking the batch."""
     (rows, masked, reason, reasons), (cells, sample_cells, masked_cells, not_finite), noted = msgpack.unpackb(
         facts, unicode_errors="surrogatepass"
     )

@@ -104,7 +104,10 @@ class Shelf:
         return Shelved(facts, _RING_AT + at + facts_bytes, payload_bytes, digest)
 
     def copy(self, kept: Shelved, payload: NDArray[np.uint8]) -> bool:
-        """Copy a payload and return True; return False, with undefined bytes in `payload`, if it was overwritten."""
+        """Copy a payload and return True; return False if it was overwritten, or `payload` has another size.
+
+        The bytes in `payload` are undefined if it was overwritten.
+        """
         if payload.nbytes != kept.payload_bytes:
             return False
         # The digest is checked after copying, over the copy: the ring may wrap around while we copy.
@@ -112,7 +115,11 @@ class Shelf:
         return is_whole and digest64(payload.data) == kept.digest
 
     def put(self, key: bytes, facts: bytes, payload: NDArray[np.uint8], digest: int) -> bool:
-        """Keep a batch with the digest of its payload; return False if there is no room or no memory for it."""
+        """Keep a batch with the digest of its payload; return False if there is no room or no memory for it.
+
+        There is none for a batch above a quarter of the ring, while others hold the ring's end for too long, and for
+        any batch once memory has run out.
+        """
         nbytes = len(facts) + payload.nbytes
         at = self._take_room(nbytes) if not self.is_full and nbytes <= self.ring_bytes // _MOST_SHARE else None
         if at is None:

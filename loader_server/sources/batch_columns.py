@@ -60,7 +60,11 @@ def ragged(rows: Sequence[Sequence[Any]], dtype: np.dtype[Any]) -> Ragged:
 
 
 def interleaved(columns: Sequence[Column], places: Sequence[NDArray[np.int64]]) -> Column:
-    """Join columns into one, with each value at its place in `places`; raise a TypeError if they are not alike."""
+    """Join columns into one, with each value at its place in `places`.
+
+    All columns have to be lists, or all Ragged, or all arrays of one inner shape; raise a ValueError for Ragged ones
+    among others, or arrays of unequal inner shapes.
+    """
     order = np.argsort(np.concatenate(places))
     if all(isinstance(column, list) for column in columns):
         values = list(chain.from_iterable(columns))  # type: ignore[arg-type] # they are lists
@@ -103,7 +107,10 @@ def _shape(inner: tuple[int, ...], *, ragged: bool, padded: bool) -> tuple[int |
 
 
 def selected(columns: Mapping[str, T], wanted: Sequence[str], noun: str, where: str, remedy: str) -> list[T]:
-    """Return the columns of the wanted keys, or all if none is named; raise a DataError if a key is missing."""
+    """Return the columns of the wanted keys, in that order, or all if none is named.
+
+    Raise a DataError if a key is missing.
+    """
     for key in wanted:
         if key not in columns:
             known = ", ".join(f'"{name}"' for name in columns) or "nothing"
@@ -117,7 +124,10 @@ def shown_axes(shape: Iterable[int | None]) -> str:
 
 
 def array_of(part: memoryview, dtype: Any, inner: tuple[int, ...], *, ragged: bool) -> NDArray[Any]:
-    """Return a sample's values as a new array; a ragged sample has as many values as its bytes hold."""
+    """Return a sample's values as a new array; a ragged sample has as many values as its bytes hold.
+
+    Raise a ValueError if the bytes do not fill the shape.
+    """
     # A copy, because a transform may change it in place, and the bytes may be kept for other epochs.
     values: NDArray[Any] = np.frombuffer(part, dtype).reshape((-1, *inner) if ragged else inner).copy()
     return values
@@ -136,7 +146,7 @@ def write_padded(
 
 
 def joined_parts(parts: Sequence[bytes]) -> bytes:
-    """Return the values of a single sample as one piece, which `parted` splits again."""
+    """Return the values of a single sample as one piece, their lengths first, which `parted` splits again."""
     return b"".join((np.array([len(part) for part in parts], np.int64).tobytes(), *parts))
 
 

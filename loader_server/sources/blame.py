@@ -23,7 +23,11 @@ _MOST_CHARACTERS = 1000
 
 
 def is_the_samples(error: BaseException) -> bool:
-    """Return whether an exception means that the sample cannot be used, not that the machine failed."""
+    """Return whether an exception means that the sample cannot be used, not that the machine failed.
+
+    That is False for a MemoryError, and for an OSError with an error number of the system's other than EINVAL; True for
+    any other exception.
+    """
     if isinstance(error, OSError):
         return error.errno not in errno.errorcode or error.errno in _OF_CONTENT
     # Memory may have run out through this sample or through others: trials in a child process find out.
@@ -41,7 +45,10 @@ def find_exhaustion(error: BaseException | None) -> BaseException | None:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an exception as text, cut to 1000 characters, even if its own `__str__` raises."""
+    """Return an exception's class and text, cut to 1000 characters, or only the class if the text is empty.
+
+    If its own `__str__` raises, the text names what that raised.
+    """
     try:
         words = str(error)
     except BaseException as another:  # a user's exception class may raise anything

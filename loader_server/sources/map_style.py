@@ -100,14 +100,16 @@ class MapStyleSource(Source):
 
     @cached_property
     def _data(self) -> Any:
-        """Return the instance of the class, made on first use."""
+        """Return the instance of the class, made on first use; raise a SettingsError if it cannot be made."""
         return _made_from(self.settings)
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields as the index has them; before there is one, the first axis of every array is padded.
+        """Return the fields as the index has them; before there is one, those of the first usable sample.
 
-        Raise a DataError if the class has samples, but none can be used.
+        Then the first axis is padded for the keys that the class has lengths of, or for every array if it has no
+        `lengths()`. Raise a DataError if the class has samples, but none can be used, or if its lengths are wrong; a
+        ReadError or MachineError if the machine failed; a SettingsError if the class cannot be made.
         """
         if hasattr(self, "indexed"):
             return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in self.indexed.about["fields"])
@@ -119,12 +121,19 @@ class MapStyleSource(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return the sample count and the class's fingerprint of its data; "" if it has no fingerprint."""
+        """Return the sample count and the class's fingerprint of its data; "" if it has no fingerprint or an empty one.
+
+        Raise a DataError if `fingerprint()` fails, or a SettingsError if the class cannot be made.
+        """
         fingerprint = self._fingerprint()
         return f"{len(self._data)} {fingerprint}" if fingerprint else ""
 
     def survey(self) -> Inventory:
-        """Ask the class for its number of samples, and for their lengths if it has `lengths()`."""
+        """Ask the class for its number of samples, and for their lengths if it has `lengths()`.
+
+        Raise a DataError if `lengths()` or `fingerprint()` fails, or lengths are not a whole number for each sample; a
+        SettingsError if the class cannot be made.
+        """
         items, lengths = len(self._data), self._known_lengths()
 
         def pieces(rows: int) -> Iterator[ItemPiece]:
@@ -139,7 +148,10 @@ class MapStyleSource(Source):
         return hasattr(self._data, "lengths")
 
     def _known_lengths(self) -> dict[str, NDArray[np.int64]]:
-        """Return the class's lengths by key; raise a DataError unless there is a whole number for each sample."""
+        """Return the class's lengths by key, or nothing if it has no `lengths()`.
+
+        Raise a DataError if `lengths()` fails, or does not give a whole number for each sample.
+        """
         lengths: Mapping[str, Any] = self._ask("lengths") if self._has_lengths else {}
         columns = {str(key): np.asarray(column) for key, column in lengths.items()}
         for key, column in columns.items():
@@ -166,8 +178,9 @@ class MapStyleSource(Source):
     def probe(self, piece: ItemPiece) -> Found:
         """Return the lengths of these samples: from the class if it has `lengths()`, or by making each sample.
 
-        Samples that fail become bad rows. Raise a DataError if a sample's keys, dtypes or shapes differ from the first
-        one's.
+        Samples that are made and fail become bad rows. Raise a DataError if the keys, dtypes or shapes of a sample
+        differ from those of the first usable one in more than the first axes; a ReadError or MachineError if the
+        machine failed.
         """
         items = range(piece.start, piece.stop)
         if self._has_lengths:
@@ -189,7 +202,10 @@ class MapStyleSource(Source):
         return Found(rows=good, numbers={"item": good} | {f"length_{key}": lengths[key] for key in lengths}, bad=bad)
 
     def _sample_or_bad(self, item: int) -> _Values | BadRow:
-        """Return a sample, or a BadRow if it is unusable; raise a ReadError or MachineError if the machine failed."""
+        """Return a sample, or a BadRow if it is unusable; raise a ReadError or MachineError if the machine failed.
+
+        A DataError or SettingsError of the class's own code passes as well.
+        """
         try:
             return look_twice(lambda: self._sample(item), self.of_job.largest_sample, lambda: self._named(item))
         except SampleError as error:
@@ -204,7 +220,10 @@ class MapStyleSource(Source):
         return BadRow(self.settings.source, item, problem.reason, f"expected {problem.expected}, got {problem.got}")
 
     def _first_sample(self) -> _Values:
-        """Return the first usable sample, which all others have to match; an empty dict if there is none."""
+        """Return the first usable sample, which all others have to match; an empty dict if there is none.
+
+        Raise a ReadError or MachineError if the machine failed.
+        """
         if self._first is None:
             # Samples before it are bad rows: they must not decide what all others have to look like.
             samples = (self._sample_or_bad(item) for item in range(len(self._data)))
@@ -212,7 +231,10 @@ class MapStyleSource(Source):
         return self._first
 
     def _none_usable(self) -> DataError:
-        """Return the error for a class without usable samples, with what is wrong with the first one."""
+        """Return the error for a class without usable samples, with what is wrong with the first one.
+
+        Raise a ReadError or MachineError if the machine fails while that one is made.
+        """
         bad = self._sample_or_bad(0)
         return self._error(
             "a sample that can be used",
@@ -222,7 +244,10 @@ class MapStyleSource(Source):
         )
 
     def _refuse_other_kinds(self, item: int, sample: _Values) -> None:
-        """Raise a DataError if a sample's keys, dtypes or shapes differ from those of the first usable one."""
+        """Raise a DataError if a sample differs from the first usable one in keys, dtypes or shapes.
+
+        First axes may differ. Raise a ReadError or MachineError if the machine fails while the first one is made.
+        """
         expected, got = _kinds(self._first_sample()), _kinds(sample)
         for key in (*expected, *got):
             if key not in got or key not in expected or got[key] != expected[key]:
@@ -234,7 +259,11 @@ class MapStyleSource(Source):
                 )
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """Return the fields: padded are the keys that the class has lengths of, or else those whose lengths differ."""
+        """Return the fields: padded are the keys that the class has lengths of, or else those whose lengths differ.
+
+        Raise a DataError if the class has lengths of a key that is neither an array with axes nor a string; a ReadError
+        or MachineError if the machine failed.
+        """
         first, padded = self._first_sample(), set()
         for name, lengths in numbers.items():
             if name.startswith("length_") and (self._has_lengths or (lengths != lengths[0]).any()):
@@ -243,7 +272,7 @@ class MapStyleSource(Source):
         return {"fields": [asdict(field) for field in _fields(first, padded)]}
 
     def _refuse_lengths_of_nothing(self, padded: AbstractSet[str], first: _Values) -> None:
-        """Raise a DataError if the class has lengths of a key that is neither an array nor a string."""
+        """Raise a DataError if a padded key is neither an array with axes nor a string in the first usable sample."""
         keys = sorted(key for key, value in first.items() if _has_length(value))
         for key in sorted(padded - set(keys)):
             raise self._error(
@@ -255,7 +284,11 @@ class MapStyleSource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if the class's sample count or fingerprint has changed."""
+        """Take the index.
+
+        Raise a DataError if the class's sample count or fingerprint has changed, or `fingerprint()` fails; a
+        SettingsError if the class cannot be made.
+        """
         expected = (indexed.about["items"], indexed.about["data"])
         # Once for each state of the data: a process that measures lengths opens piece after piece, and a fingerprint
         # may take long.
@@ -273,11 +306,15 @@ class MapStyleSource(Source):
         self._items = indexed.numbers["item"]
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # a class has no bytes to read
-        """Return the sample that the class makes."""
+        """Return the sample that the class makes, with its arrays and numbers as new arrays.
+
+        Raise a SampleError if it is neither a mapping nor a tuple that `keys` can name, or a value has an unusable
+        dtype; an IndexError if the number is out of range. What the class raises passes.
+        """
         return self._sample(int(self._items[self.checked(sample)]))
 
     def name(self, sample: int) -> str:
-        """Return the class's name and the sample's number in it, as one text."""
+        """Return the class's name and the sample's number in it, as one text; raise an IndexError if there is none."""
         return self._named(int(self._items[self.checked(sample)]))
 
     def place(self, sample: int) -> tuple[str, int]:
@@ -285,14 +322,20 @@ class MapStyleSource(Source):
         return self.settings.source, int(self._items[sample])
 
     def identity(self, sample: int) -> str:
-        """Return the class's `identity` of the sample, or else its number and the index's fingerprint."""
+        """Return the class's `identity` of the sample, or else its number and the index's fingerprint.
+
+        What the class's `identity` raises passes.
+        """
         if not hasattr(self._data, "identity"):
             return super().identity(sample)
         return str(self._data.identity(int(self._items[sample])))
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Return the module that the job file names, and the one that defines the class."""
+        """Return the module that the job file names, and the one that defines the class.
+
+        Raise a SettingsError without it.
+        """
         target = import_named(self.settings.source, "a class", "source")
         return tuple(dict.fromkeys((self.settings.source.partition(":")[0], target.__module__)))
 
@@ -303,7 +346,11 @@ class MapStyleSource(Source):
         return DataError(expected=expected, got=got, where=self.settings.source, remedy=remedy)
 
     def _sample(self, item: int) -> _Values:
-        """Return a sample as a dict; raise a SampleError if the class gives no dict, or none that `keys` can name."""
+        """Return a sample as a dict of new arrays and of other values as they are.
+
+        Raise a SampleError if the class gives no mapping, and no tuple or list of as many values as `keys` has, or if a
+        value has an unusable dtype. What the class raises passes.
+        """
         given = self._data[item]
         if isinstance(given, tuple | list) and len(given) == len(self.settings.keys):
             given = dict(zip(self.settings.keys, given, strict=True))
@@ -314,7 +361,10 @@ class MapStyleSource(Source):
         return {str(key): self._value(key, value, item) for key, value in given.items()}
 
     def _value(self, key: str, value: Any, item: int) -> Any:
-        """Return a new array, or as it is what no array holds; raise a SampleError for an unusable dtype."""
+        """Return a new array; a string, bytes, mapping or None as it is.
+
+        Raise a SampleError for a dtype that batches cannot have, and for lists of unequal lengths.
+        """
         if isinstance(value, _NO_ARRAYS):
             return value
         try:
@@ -337,7 +387,11 @@ class MapStyleSource(Source):
 
 
 def _made_from(settings: MapStyleSettings) -> Any:
-    """Make an instance of the user's class; raise a SettingsError if that fails, or if it has no length or no items."""
+    """Make an instance of the user's class.
+
+    Raise a SettingsError if the class cannot be imported or made, its `__len__` raises, or it lacks `__len__` or
+    `__getitem__`. An error of Stoker's own that its code raises passes as it is.
+    """
     made = import_named(settings.source, "a class", "source")
     try:
         data = made(**(settings.arguments or {}))

@@ -74,11 +74,11 @@ class SourceSpec:
 
     @property
     def kind(self) -> type[Source]:
-        """Return the source's class, importing its module."""
+        """Return the source's class, importing its module; an error of that import passes."""
         return _class_at(self.dotted)
 
     def make(self) -> Source:
-        """Return an instance; nothing is opened yet."""
+        """Return a new instance with its facts of the job and its cache; nothing is opened yet."""
         made = self.kind(self.settings, self.base)
         # Set and not passed: a user's own source has the constructor of its base class, with settings and folder.
         made.of_job = self.of_job
@@ -89,7 +89,11 @@ class SourceSpec:
 
 
 def dotted_name(name: str, where: str) -> str:
-    """Return the dotted name of a source's class; raise a SettingsError for an unknown name."""
+    """Return the dotted name of a source's class: one of this package, of an entry point, or a user's own.
+
+    A user's class that is no Source gives the name of the map-style source. Raise a SettingsError for an unknown name,
+    or if a user's class cannot be imported.
+    """
     if name in SOURCES:  # first, because asking for entry points reads the metadata of every installed package
         return SOURCES[name]
     others = {point.name: point.value for point in importlib.metadata.entry_points(group=_ENTRY_POINTS)}
@@ -109,7 +113,11 @@ def dotted_name(name: str, where: str) -> str:
 
 
 def source_class(name: str, where: str) -> type[Source]:
-    """Return the class of a source by its name in the job file; raise a SettingsError if it lacks a method."""
+    """Return the class of a source by its name in the job file.
+
+    Raise a SettingsError if the name is unknown, the class lacks an attribute that each source defines itself, or it
+    sets `gathers` without a `gather` of its own.
+    """
     source = _class_at(dotted_name(name, where))
     # Looked at when the job file is read: a class without a method would fail in the middle of indexing.
     missing = [name for name in _OF_EACH if getattr(source, name, None) is getattr(Source, name, None)]
@@ -132,7 +140,10 @@ def source_class(name: str, where: str) -> type[Source]:
 
 
 def settings_of_sources() -> dict[str, type[Any]]:
-    """Return the settings class of each source of this package, by its name in a job file."""
+    """Return the settings class of each source of this package, by its name in a job file.
+
+    That of map-style sources stands under "package.module:Class".
+    """
     return {name: _class_at(dotted).Settings for name, dotted in {**SOURCES, _OWN_CLASS: _MAP_STYLE}.items()}
 
 

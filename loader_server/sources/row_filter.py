@@ -64,7 +64,10 @@ class RowFilter:
 
     @staticmethod
     def read(expression: str, where: str) -> RowFilter:
-        """Parse an expression; raise a SettingsError if it is none, or has anything that filters do not allow."""
+        """Parse an expression.
+
+        Raise a SettingsError if it is none, is too long, or has anything that filters do not allow.
+        """
         made = RowFilter(expression, where, ())
         try:
             tree = _tree(expression)
@@ -79,7 +82,8 @@ class RowFilter:
     def passes(self, values: Mapping[str, _Value], samples: int) -> NDArray[np.bool_]:
         """Return which of `samples` samples pass, given an array for each of the filter's names.
 
-        Raise a SettingsError if the types of the columns do not fit the expression.
+        Raise a SettingsError if the types of the columns do not fit the expression, or its value is neither true nor
+        false.
         """
         try:
             # A division by zero gives inf or NaN, which then compares like any number: no reason for a warning.
@@ -115,7 +119,7 @@ class RowFilter:
 
 
 def _tree(text: str) -> ast.expr:
-    """Parse an expression; raise a _Misfit if it is too long or none."""
+    """Return an expression parsed; raise a _Misfit if it is longer than 10 000 characters or no expression."""
     try:
         if len(text) > _MOST_CHARACTERS:
             raise _Misfit(f"{len(text)} characters")
@@ -131,7 +135,11 @@ _PARTS: tuple[Any, ...] = (
 
 
 def _refuse_unknown(node: ast.AST) -> None:
-    """Raise a _Misfit for anything but names, constants, comparisons, calculations and number(column)."""
+    """Raise a _Misfit for a part that filters do not allow.
+
+    Allowed are names, numbers, strings, lists or tuples of constants that are not empty, comparisons, `in`,
+    calculations, `and`, `or`, `not`, and number(column).
+    """
     # A list of what may be, because a job file may come from others, and Python has more ways to run code than anyone
     # could list.
     if not isinstance(node, _PARTS):
@@ -185,7 +193,10 @@ def _compared(node: Any, values: Mapping[str, _Value]) -> _Value:
 
 
 def _pair(left: _Value, compare: ast.cmpop, right: _Value, node: ast.Compare) -> _Value:
-    """Compare two values; raise a _Misfit for a list without `in`, or strings compared with numbers."""
+    """Compare two values; raise a _Misfit if they do not fit.
+
+    That is a list without `in`, `in` without a list on its right, a list on the left, or strings compared with numbers.
+    """
     is_listed = isinstance(compare, ast.In | ast.NotIn)
     if isinstance(right, list) != is_listed or isinstance(left, list):
         raise _Misfit("a list without in, or in without a list,")

@@ -34,7 +34,7 @@ def size_texts(nbytes: int, largest: int) -> tuple[str, str]:
 
 
 def refuse_larger(nbytes: int, largest: int, where: str) -> None:
-    """Raise a SampleError if a sample would be larger than `largest` bytes."""
+    """Raise a SampleError if a sample would be larger than `largest` bytes; 0 is no limit."""
     if largest and nbytes > largest:
         expected, got = size_texts(nbytes, largest)
         raise SampleError(
@@ -49,8 +49,10 @@ def refuse_larger(nbytes: int, largest: int, where: str) -> None:
 def look_twice(look: Callable[[], T], largest: int, where: Callable[[], str]) -> T:
     """Return what `look` returns; if memory or descriptors run out, look again, and find whose fault that is.
 
+    Any other error of `look` passes as it is.
+
     Raises:
-        SampleError: it ran out both times, with the `largest` sample's memory free.
+        SampleError: it ran out both times, with the `largest` sample's memory and some descriptors free.
         MachineError: it ran out both times, with less free.
 
     """

@@ -54,7 +54,7 @@ class SideSource:
     def digest(self, where: str) -> str:
         """Return a hash of its settings, its columns and the versions that decode it.
 
-        Raise a DataError if the source cannot be used.
+        Columns that differ between copies do not count. Raise what `open` raises.
         """
         source = self.open(where)
         try:
@@ -66,7 +66,11 @@ class SideSource:
             source.close()
 
     def open(self, where: str) -> Source:
-        """Return the source, open for reading; raise a DataError if it has a bad row or no good one."""
+        """Return the source, open for reading.
+
+        Raise a DataError if its data set cannot be used, or it has a bad row or no good one; raise a SettingsError if
+        its kind is unknown or its settings are wrong.
+        """
         assert self.places is not None, "settings that were read have a folder"
         source = _spec(json.loads(self.table), self.places, where).make()
         try:
@@ -83,7 +87,11 @@ class SideSource:
 
 
 def side_source(value: object) -> SideSource:
-    """Return the side source that a table configures; raise a SettingsError if the value is not such a table."""
+    """Return the side source that a table configures.
+
+    Raise a SettingsError if the value is not a table, or its `source` is missing or no string, and a TypeError if JSON
+    cannot hold the table; nothing else is looked at yet.
+    """
     with contextlib.suppress(TypeError):  # json has no dates, which TOML has
         if isinstance(value, dict) and isinstance(value.get("source"), str):
             return SideSource(json.dumps(value, sort_keys=True))
@@ -121,7 +129,10 @@ def _refuse_bad(bad: list[BadRow], good: int, where: str) -> None:
 
 
 def _indexed(source: Source, inventory: Inventory, parts: list[Found], base: Path) -> Indexed:
-    """Return what an index would hold, from all parts that have good rows."""
+    """Return what an index would hold, from all parts that have good rows, of which there is at least one.
+
+    Raise a DataError if the source's `conclude` does.
+    """
     numbers = {
         name: np.concatenate([np.asarray(part.numbers[name], np.int64) for part in parts]) for name in parts[0].numbers
     }

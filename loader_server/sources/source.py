@@ -202,7 +202,10 @@ class Source:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the numeric values of a raw sample; once the source is open, they may tell more (`per_second`)."""
+        """Return the numeric values of a raw sample; once the source is open, they may tell more (`per_second`).
+
+        Raise NotImplementedError here: each format overrides it.
+        """
         raise NotImplementedError
 
     def stamp(self) -> str:
@@ -215,22 +218,29 @@ class Source:
         return ""
 
     def survey(self) -> Inventory:
-        """Return the inventory of the data set; raise a DataError if the data set as a whole cannot be used."""
+        """Return the inventory of the data set; raise a DataError if the data set as a whole cannot be used.
+
+        Each format overrides this, which raises NotImplementedError here.
+        """
         raise NotImplementedError
 
     def probe(self, piece: Any) -> Found:
-        """Return what one piece holds, looking at nothing else; raise an OSError if the disk fails."""
+        """Return what one piece holds, looking at nothing else; raise an OSError if the disk fails.
+
+        A row that cannot be used is a bad row of the result. Each format overrides this, which raises
+        NotImplementedError here.
+        """
         raise NotImplementedError
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:  # subclasses use it
-        """Return further facts that need the columns of all samples; they are kept in `indexed.about`."""
+        """Return further facts that need the columns of all samples, kept in `indexed.about`; none by default."""
         return {}
 
     def decoded_bytes(self, numbers: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDArray[np.int64] | None:
-        """Return the decoded size of each sample with these columns, or None if the columns do not tell.
+        """Return the decoded size of each sample with these columns, or None if no column is called `length_<key>`.
 
-        Columns called `length_<key>` count, with the dtype and shape of the field of that key, or as a byte a step if
-        there is no such field.
+        Each of these columns counts, multiplied by the bytes of a step of the padded field of that key, or by 1 if
+        there is no such field; their sum is the size.
         """
         lengths = {name.removeprefix("length_"): numbers[name] for name in numbers if name.startswith("length_")}
         if not lengths:
@@ -250,13 +260,17 @@ class Source:
         self.indexed = indexed
 
     def look_for_changes(self, time_s: float) -> None:
-        """Refuse local files that have changed since they were indexed, looking at as many as fit into `time_s`.
+        """Raise an error for local files that changed since they were indexed, looking at as many as fit into `time_s`.
 
-        Called before a job is served. For sources whose `open` does not look at all files, or compares sizes alone.
+        Called before a job is served. For sources whose `open` does not look at all files, or compares sizes alone. The
+        default does nothing.
         """
 
     def indexed_files(self) -> IndexedFiles:
-        """Return the files that samples are read from, as indexed: the origin's, unless those only list the files."""
+        """Return the files that samples are read from, as indexed: the origin's, unless those only list the files.
+
+        Origin entries without a path and a size do not count, and a remote file is given with an empty path.
+        """
         files = [facts for facts in self.indexed.origin if "path" in facts and "bytes" in facts]
 
         def file_at(number: int) -> tuple[str, int]:
@@ -295,7 +309,8 @@ class Source:
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:  # sources of texts override it
         """Return an iterator over the texts of all samples under a key, block by block.
 
-        Return None if they can only be had by decoding samples that hold more than texts.
+        Return None if they can only be had by decoding samples that hold more than texts; the default always returns
+        None.
         """
         return None
 
@@ -326,14 +341,17 @@ class Source:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Return the first sample of each part that a mixture may weigh: of each file, if there are several."""
+        """Return the first sample of each part that a mixture may weigh: of each file, if there are several.
+
+        (0,) by default.
+        """
         return (0,)
 
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
         """Yield the bytes of these samples in this order, each read when it is asked for.
 
         Several threads may call this at once. Raise an OSError if the disk fails (the caller tries again), or a
-        ReadError if the bytes are not the indexed ones.
+        ReadError if the bytes are not the indexed ones. The default yields empty bytes for each sample.
         """
         return (b"" for _ in samples)
 
@@ -345,38 +363,55 @@ class Source:
         """
 
     def looks_ahead(self) -> bool:
-        """Return whether this process should call `expect` now."""
+        """Return whether this process should call `expect` now.
+
+        That is so if files are remote, this process was chosen to fetch this data set ahead, and it can take more.
+        """
         return self.files.looks_ahead()
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the raw sample; raise a SampleError if complete bytes cannot be decoded."""
+        """Return the raw sample; raise a SampleError if complete bytes cannot be decoded.
+
+        Each format overrides this, which raises NotImplementedError here.
+        """
         raise NotImplementedError
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
         """Return what `decode` gives for all these samples as columns, or None if that is no faster than one by one.
 
-        If any of them cannot be decoded, it may raise anything; the caller then decodes sample by sample.
+        The default returns None. If any of the samples cannot be decoded, it may raise anything; the caller then
+        decodes sample by sample.
         """
         return None
 
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
-        """Yield the bytes needed to decode each chunk: the whole sample's, unless the format can read less."""
+        """Yield the bytes needed to decode each chunk: the whole sample's, unless the format can read less.
+
+        Errors are those of `read`.
+        """
         return self.read([chunk.sample for chunk in chunks])
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
-        """Return the sample as `decode` does, with the values of the chunk's keys cut to its stretch."""
+        """Return the sample as `decode` does, with the values of the chunk's keys cut to its stretch.
+
+        Raise what `decode` raises.
+        """
         made = self.decode(chunk.sample, raw)
         return made | {key: made[key][chunk.start : chunk.stop] for key in chunk.keys}
 
     @property
     def gathers(self) -> bool:
-        """Return whether `gather` writes whole batches at once, without reading or decoding samples one by one."""
+        """Return whether `gather` writes whole batches at once, without reading or decoding samples one by one.
+
+        False by default.
+        """
         return False
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write the fields in `out` for these samples, one row each, with lengths (`<key>_length`) and zero padding.
 
         The bytes have to be those that decoding each sample would give. `out` has as many rows as there are samples.
+        Sources whose `gathers` is set override this, which raises NotImplementedError here.
         """
         raise NotImplementedError
 
@@ -384,28 +419,35 @@ class Source:
     reads_ahead: bool = False
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:  # sources with `reads_ahead` override it
-        """Return the samples to `read` before gathering: one for each piece of data that is not in memory."""
+        """Return the samples to `read` before gathering: one for each piece of data that is not in memory.
+
+        The default returns none.
+        """
         return np.empty(0, np.int64)
 
     def name(self, sample: int) -> str:
-        """Return the name by which people know the sample."""
+        """Return the name by which people know the sample; by default file and line as in `place`."""
         where, line = self.place(sample)
         return f"{where}, line {line}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the file and line to look at to mend the sample."""
+        """Return the file and line to look at to mend the sample.
+
+        By default the index's folder and the sample's number.
+        """
         return str(self.indexed.place), sample
 
     def identity(self, sample: int) -> str:
         """Return a text that identifies a sample, whatever its number, and changes once the sample is mended.
 
-        For a file, use its path, size and time of change. People read the text too, and it is compared as it is.
+        For a file, use its path, size and time of change. People read the text too, and it is compared as it is. The
+        default is the sample's number with the index's fingerprint.
         """
         return f"sample {sample} of {self.indexed.fingerprint}"
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Return the modules whose code shapes a sample's bytes.
+        """Return the modules whose code shapes a sample's bytes; by default the one that defines the source's class.
 
         Those outside this package count as user code, like transforms.
         """
@@ -413,7 +455,7 @@ class Source:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of the libraries that shape a sample's bytes, by name.
+        """Return the versions of the libraries that shape a sample's bytes, by name; none by default.
 
         All workers of a job need the same ones.
         """
@@ -425,14 +467,17 @@ class Source:
 
 
 def texts_of_column(column: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the strings of an index's column, block by block."""
+    """Yield the strings of an index's column in order, as lists of up to 4096."""
     # In blocks, because a data set may have more texts than fit into memory.
     for start in range(0, len(column), _TEXTS):
         yield [column[row] for row in range(start, min(start + _TEXTS, len(column)))]
 
 
 def texts_read(source: Source, key: str) -> Iterator[Sequence[str]]:
-    """Yield the texts of a source that decodes many samples at once, block by block."""
+    """Yield the texts of a source that decodes many samples at once, block by block.
+
+    Raise a ReadError if the disk keeps failing or a file is no longer the indexed one; errors of `decode_all` pass.
+    """
     for start in range(0, source.samples, _TEXTS):
         samples = range(start, min(start + _TEXTS, source.samples))
         columns = source.decode_all(samples, read_patiently(source.read, samples, bool))

@@ -69,13 +69,13 @@ class SyntheticSource(Source):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the only field: tokens, or features."""
+        """Return the only field: "tokens" of int32, or "features" of float32 with `bands` values a step."""
         if self.settings.kind == "tokens":
             return (Field(key="tokens", dtype="int32", shape=(None,)),)
         return (Field(key="features", dtype="float32", shape=(None, self.settings.bands)),)
 
     def stamp(self) -> str:
-        """Return a constant: there are no data besides the settings."""
+        """Return the constant "synthetic": there are no data besides the settings."""
         return "synthetic"
 
     def survey(self) -> Inventory:
@@ -87,7 +87,7 @@ class SyntheticSource(Source):
         )
 
     def probe(self, piece: range) -> Found:
-        """Return the lengths of these samples."""
+        """Return the lengths of these samples, in steps; no row is bad."""
         lengths = _length_steps(self.settings)[_top_bits(np.arange(piece.start, piece.stop), _LENGTH_KEY, _LENGTH_BITS)]
         return Found(rows=piece, numbers={f"length_{self.fields[0].key}": lengths})
 
@@ -99,16 +99,16 @@ class SyntheticSource(Source):
         self._text = _text(self.settings, 2**_TEXT_BITS + int(_length_steps(self.settings)[-1]))
 
     def name(self, sample: int) -> str:
-        """Return the sample's number, its only name."""
+        """Return the sample's number, its only name; raise an IndexError if it is out of range."""
         return f"synthetic {self.checked(sample)}"
 
     def decode(self, sample: int, _raw: bytes) -> dict[str, Any]:
-        """Return a copy of the sample's piece of the text."""
+        """Return a copy of the sample's piece of the text; raise an IndexError if the number is out of range."""
         start = int(_starts(np.array([self.checked(sample)]))[0])
         return {self._key: self._text[start : start + int(self._lengths[sample])].copy()}
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write all rows of a batch at once, with lengths and zero padding."""
+        """Write all rows of a batch at once into `out`, with lengths and zero padding."""
         # A bucket may be longer than any sample, so that rows reach beyond the text: there they are padding.
         lengths = out[f"{self._key}_length"][:] = self._lengths[samples]
         write_padded(self._text, _starts(samples), lengths, out[self._key])

@@ -37,7 +37,7 @@ class WholeSource(Source):
 
     @property
     def producers(self) -> int:
-        """Return the number of shards."""
+        """Return the number of shards; raise NotImplementedError here: each such source overrides it."""
         raise NotImplementedError
 
     @property
@@ -50,11 +50,15 @@ class WholeSource(Source):
         raise NotImplementedError
 
     def begin_making(self) -> None:
-        """Import what making batches needs; a worker calls this before it reports that it is ready."""
+        """Import what making batches needs; a worker calls this before it reports that it is ready.
+
+        The default does nothing.
+        """
 
     def make_batch(self, epoch: int, number: int, begin: Callable[[int], None]) -> Mapping[str, NDArray[Any]] | None:
         """Return the values of a batch by the keys of `fields`, or None if its shard has ended.
 
-        `begin` is called with the number of each batch that is made on the way there. Any thread may call this.
+        `begin` is called with the number of each batch that is made on the way there. Any thread may call this. Each
+        such source overrides this, which raises NotImplementedError here.
         """
         raise NotImplementedError

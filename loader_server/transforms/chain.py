@@ -81,7 +81,8 @@ class Chain:
         """Find the transforms, read their sub-tables, and derive the fields of the result from the raw fields.
 
         Files that these tables name are looked for in `places`. Raise SettingsError if a name, a setting or a
-        declaration does not fit, or if statistics were made from other transforms.
+        declaration does not fit, if a padded output has no length, or if statistics were made from other transforms.
+        Raise DataError if a source of recordings that a setting names cannot be used.
         """
         steps = find_transforms(names, tables, where, places)
         fields = raw
@@ -104,12 +105,12 @@ class Chain:
 
     @property
     def measured(self) -> bool:
-        """Whether some transform declares no outputs, so that lengths are measured while indexing."""
+        """Return whether some transform declares no outputs, so that lengths are measured while indexing."""
         return any(step.outputs is None for step in self.steps)
 
     @property
     def index_recipe(self) -> str:
-        """Recipe of the transforms that an index depends on; empty if there are none.
+        """Return the recipe of the transforms that an index depends on; empty if there are none.
 
         These are all transforms if lengths are measured; else those with `may_refuse`, and all before them.
         """
@@ -120,43 +121,44 @@ class Chain:
 
     @property
     def steady_recipe(self) -> str:
-        """Recipe of the transforms that draw nothing."""
+        """Return the recipe of the transforms that draw nothing."""
         return _steady_recipe(self.steps)
 
     @property
     def shaping(self) -> Iterator[str]:
-        """Identities of the transforms that change lengths, and so which batch a sample is in."""
+        """Yield the identities of the transforms that declare lengths, and so change which batch a sample is in."""
         return (step.identity for step in self.steps if step.outputs is not None and step.outputs.lengths)
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of everything that affects the bytes of this chain's results."""
+        """Return a fingerprint of everything that affects the bytes of this chain's results."""
         return _fingerprint(self.steps)
 
     @property
     def packages(self) -> dict[str, str]:
-        """Versions of the packages that the bytes depend on."""
+        """Return the versions of the packages that the bytes depend on, by name."""
         return _packages(self.steps)
 
     @property
     def steady_steps(self) -> int:
-        """Number of transforms before the first that draws random numbers."""
+        """Return the number of transforms before the first that draws random numbers; all of them if none draws."""
         # Up to here samples are equal in every epoch, so that their features can be kept on disk for later epochs.
         return next((place for place, step in enumerate(self.steps) if step.draws), len(self.steps))
 
     @property
     def steady_fingerprint(self) -> str:
-        """Fingerprint of everything that affects the results of the transforms before the first that draws."""
+        """Return a fingerprint of everything that affects the results of the transforms before the first that draws."""
         return _fingerprint(self.steps[: self.steady_steps])
 
     def bound(self, fields: tuple[Field, ...]) -> Chain:
-        """Return the chain with the fields that were found while indexing."""
+        """Return a copy of the chain with the fields that were found while indexing."""
         return replace(self, fields=fields)
 
     def lengths(self, raw_lengths: Lengths) -> dict[str, NDArray[np.int64]]:
         """Return the length of every padded field, given those of raw samples.
 
-        Undeclared transforms count as changing no length.
+        Undeclared transforms count as changing no length. Raise SettingsError if a rule asks for a length that is
+        missing, or does not give whole numbers.
         """
         lengths = dict(raw_lengths)
         for step in self.steps:
@@ -164,7 +166,10 @@ class Chain:
         return {field.key: np.asarray(lengths[field.key], np.int64) for field in self.fields if field.padded}
 
     def doubtful(self, raw_lengths: Lengths) -> NDArray[np.bool_]:
-        """Return which samples some transform may refuse, judging by lengths: those that its `may_refuse` returns."""
+        """Return which samples some transform may refuse, judging by lengths: those that its `may_refuse` returns.
+
+        Raise SettingsError if a rule asks for a length that is missing, or gives lengths that are no whole numbers.
+        """
         lengths = dict(raw_lengths)
         found = np.zeros(len(next(iter(lengths.values()), ())), np.bool_)
         for step in self.steps:
@@ -175,16 +180,25 @@ class Chain:
         return found
 
     def foretold(self, step: NamedTransform, lengths: Lengths) -> dict[str, NDArray[np.int64]]:
-        """Return the lengths that one transform changes, given those before it; none if it is undeclared."""
+        """Return the lengths that one transform changes, given those before it; none if it is undeclared.
+
+        Raise SettingsError if a rule asks for a length that is missing, or does not give whole numbers.
+        """
         rules = step.outputs.lengths if step.outputs is not None else {}
         return {key: _length(rules[key], lengths, f"{self.where}, {step.name}") for key in rules}
 
     def apply(self, sample: dict[str, Any], *, seed: int, epoch: int, number: int) -> dict[str, NDArray[np.generic]]:
-        """Return the values of all fields for the sample of this number; raise SampleError if it cannot be used."""
+        """Return the values of all fields for the sample of this number; raise SampleError if it cannot be used.
+
+        Raise ReadError if a transform cannot read what it needs; a MemoryError and other errors of ours pass.
+        """
         return self.finish(sample, (seed, epoch, number))
 
     def begin(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return the sample after the transforms before the first that draws, which is the same in each epoch."""
+        """Return the sample after the transforms before the first that draws, which is the same in each epoch.
+
+        If no transform draws, return the values of all fields. Raise what `apply` raises.
+        """
         for step in self.steps[: self.steady_steps]:
             sample = _apply(step, sample, None, self.where)
         return sample if self.steady_steps < len(self.steps) else dict(self._values(sample))
@@ -192,7 +206,10 @@ class Chain:
     def finish(
         self, sample: dict[str, Any], key: tuple[int, int, int], done: int = 0
     ) -> dict[str, NDArray[np.generic]]:
-        """Return the values of all fields, with `done` transforms applied already; the key: seed, epoch and number."""
+        """Return the values of all fields, with `done` transforms applied already; the key: seed, epoch and number.
+
+        Raise what `apply` raises.
+        """
         return dict(self._values(self._transform(sample, key, done)))
 
     def _values(self, made: Mapping[str, Any]) -> Iterator[tuple[str, NDArray[np.generic]]]:
@@ -203,7 +220,8 @@ class Chain:
     ) -> Iterator[tuple[NamedTransform, dict[str, Any]]]:
         """Yield each transform from `done` on, with the sample after it; the key is seed, epoch and sample number.
 
-        `rng` replaces the sample's own generator.
+        `rng` replaces the sample's own generator. Raise SampleError if a transform fails because of the sample, or
+        ReadError if it cannot read what it needs.
         """
         rng = rng or (generator_for(*key) if self.draws else None)  # making a generator takes 33 µs
         for step in self.steps[done:]:
@@ -212,19 +230,26 @@ class Chain:
 
     @property
     def takes_columns(self) -> bool:
-        """Whether all transforms also take a batch's samples at once."""
+        """Return whether all transforms also take a batch's samples at once, and none draws."""
         # Each sample has a generator of its own, so that a transform which draws cannot take several at once.
         return all(isinstance(step.call, OfColumns) and not step.draws for step in self.steps)
 
     def on_columns(self, columns: Columns) -> Columns:
-        """Return the values of all fields for a batch's samples, equal to those of `apply` for each sample."""
+        """Return the values of all fields for a batch's samples, equal to those of `apply` for each sample.
+
+        Raise TypeError if a column is missing or lacks the declared dtype or shape; a transform may raise anything.
+        """
         for step in self.steps:
             assert isinstance(step.call, OfColumns)
             step.call.on_columns(columns)
         return {field.key: column_of(field, columns) for field in self.fields}
 
     def measure(self, sample: dict[str, Any], number: int, where: str) -> tuple[tuple[Field, ...], dict[str, int]]:
-        """Return the fields of everything in the result, declared or not, and the lengths of the padded ones."""
+        """Return the fields of everything in the result, declared or not, and the lengths of the padded ones.
+
+        Values that are neither declared nor arrays do not count. Raise SampleError if a transform fails or a value has
+        no usable dtype, or ReadError if a transform cannot read what it needs.
+        """
         made = self._transform(sample, (0, 0, number))
         assumed = {field.key: field for field in self.fields}
         arrays = {key: value for key, value in made.items() if key in assumed or isinstance(value, _ARRAYS)}
@@ -240,7 +265,8 @@ class Chain:
 def _apply(step: NamedTransform, sample: dict[str, Any], rng: np.random.Generator | None, where: str) -> dict[str, Any]:
     """Return the sample after one transform.
 
-    Our own errors and MemoryError are passed on; any other is raised as SampleError or ReadError (see `_failed`).
+    Our own errors and MemoryError are passed on, and Ctrl-C in the main thread; any other is raised as SampleError or
+    ReadError (see `_failed`).
     """
     handed = step.refusing or rng
     assert handed is not None, "a transform that draws has its chain make a generator"
@@ -290,7 +316,7 @@ def _remade(
     raw: tuple[Field, ...],
     fields: tuple[Field, ...],
 ) -> Chain:
-    """Make a chain from its pickled form."""
+    """Return a chain from its pickled form; raise what `Chain.make` raises."""
     names, tables, places = asked
     return Chain.make(names, tables, where, raw, places).bound(fields)
 
@@ -318,7 +344,10 @@ def _steady_recipe(steps: Sequence[NamedTransform]) -> str:
 
 
 def _refuse_other_statistics(step: NamedTransform, before: Sequence[NamedTransform], where: str) -> None:
-    """Raise SettingsError if statistics were made from other transforms than those before this one."""
+    """Raise SettingsError if statistics were made from other transforms than those before this one.
+
+    Transforms that draw do not count.
+    """
     made_of = getattr(step.call, "made_of", None)
     if made_of is not None and made_of != _steady_recipe(before):
         raise SettingsError(
@@ -330,7 +359,10 @@ def _refuse_other_statistics(step: NamedTransform, before: Sequence[NamedTransfo
 
 
 def _after(fields: tuple[Field, ...], step: NamedTransform, where: str) -> tuple[Field, ...]:
-    """Return the fields after one step; raise SettingsError if a padded output has no length."""
+    """Return the fields after one step, the same if it is undeclared.
+
+    Raise SettingsError if a padded output has no length.
+    """
     if step.outputs is None:
         return fields
     kept = {field.key: field for field in fields if field.key not in step.outputs.removes}
@@ -342,7 +374,10 @@ def _after(fields: tuple[Field, ...], step: NamedTransform, where: str) -> tuple
 
 
 def _with_length_of(before: Field | None, field: Field, where: str) -> Field:
-    """Return an output field that is as long as the field before; raise SettingsError if it has no length to take."""
+    """Return an output field that is as long as the field before; raise SettingsError if it has no length to take.
+
+    Unless it has one of its own, it gets the number of steps a second of the field before.
+    """
     if field.padded and (before is None or not before.padded):
         raise SettingsError(
             expected=f'a length of the padded output "{field.key}"',
@@ -356,7 +391,10 @@ def _with_length_of(before: Field | None, field: Field, where: str) -> Field:
 
 
 def _checked(field: Field, made: Mapping[str, Any], where: str) -> NDArray[np.generic]:
-    """Return the value of one field; raise SampleError unless it has the declared dtype and shape."""
+    """Return the value of one field; raise SampleError if it is missing, or lacks the declared dtype or shape.
+
+    A plain number is converted for a field without axes.
+    """
     value = made.get(field.key)
     if not field.shape and isinstance(value, bool | int | float):
         value = np.asarray(value, field.dtype)
@@ -382,7 +420,7 @@ def _unfit(reason: str, field: Field, got: str, where: str) -> SampleError:
 
 
 def _measured_field(key: str, value: object, assumed: Field | None, where: str) -> Field:
-    """Return the assumed field if the value fits it, otherwise one whose first axis is padded.
+    """Return the assumed field, without its time, if the value fits it, otherwise one whose first axis is padded.
 
     Raise SampleError if the value makes no array of a usable dtype.
     """
@@ -420,7 +458,7 @@ def _may_refuse(step: NamedTransform) -> LengthRule | None:
 def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]:
     """Return the lengths by a declared rule, one for each sample even if the rule gives a single number.
 
-    Raise SettingsError unless they are whole numbers.
+    Raise SettingsError unless they are whole numbers, or if the rule asks for a length that is missing.
     """
     made = _applied(rule, lengths, where)
     if not np.issubdtype(made.dtype, np.integer):
@@ -431,7 +469,7 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
 
 
 def _applied(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
-    """Apply a rule to lengths; raise SettingsError if it asks for a length that is missing."""
+    """Return what a rule makes of lengths; raise SettingsError if it asks for a length that is missing."""
     try:
         return np.asarray(rule(lengths))
     except KeyError as missing:

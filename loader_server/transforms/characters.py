@@ -93,7 +93,10 @@ class Characters(OfColumns):
         sample["text"] = self._numbered(sample["text"])
 
     def on_columns(self, columns: Columns) -> None:
-        """Replace the transcripts of all samples by their numbers."""
+        """Replace the transcripts of all samples by their numbers.
+
+        Raise SampleError for an unknown character if `unknown = "mask"`, or TypeError unless they are a list.
+        """
         columns["text"] = [self._numbered(words) for words in listed(columns, "text")]
 
     def refuse_dropping(self, counts: LetterCounts, where: str) -> None:
@@ -112,7 +115,10 @@ class Characters(OfColumns):
 
     def _numbered(self, words: str) -> NDArray[np.int32]:
         # UTF-32 has one number for each character, so numpy looks all of them up at once.
-        """Return the numbers of a text's characters; raise SampleError for an unknown one if `unknown = "mask"`."""
+        """Return the numbers of a text's characters; unknown ones are left out.
+
+        Raise SampleError for an unknown character if `unknown = "mask"`, or UnicodeEncodeError for a lone surrogate.
+        """
         points = np.frombuffer(words.encode("utf-32-le"), np.uint32)
         ids = self.alphabet.numbers_of(points)
         known = ids > 0
@@ -155,7 +161,7 @@ class Alphabet:
         self._numbers = _numbers(characters)
 
     def numbers_of(self, points: NDArray[np.uint32]) -> NDArray[np.int32]:
-        """Return the number of each code point; 0 if it has none."""
+        """Return the number of each code point, in either case; 0 if it has none."""
         # The table ends one beyond the highest code point of the alphabet; that entry, 0, serves all higher ones.
         numbers: NDArray[np.int32] = self._numbers[np.minimum(points, len(self._numbers) - 1)]
         return numbers
@@ -194,7 +200,7 @@ class LetterCounts:
 
     @property
     def share_dropped(self) -> float:
-        """Share of letters that are dropped."""
+        """Return the share of letters that are dropped, from 0 to 1; 0 without letters."""
         return self.dropped / self.letters if self.letters else 0.0
 
 

@@ -46,7 +46,10 @@ class CtcFit:
         return doubtful
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Raise SampleError if the labels do not fit; else leave the sample as it is."""
+        """Raise SampleError if the labels, and a blank between equal neighbours, do not fit the frames.
+
+        Change nothing.
+        """
         labels, frames = sample[self._labels], len(sample[self._frames]) // self._reduction
         repeats = int(np.count_nonzero(labels[1:] == labels[:-1]))
         # Between two equal labels CTC has to emit a blank, or they would be one.

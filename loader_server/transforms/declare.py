@@ -79,7 +79,10 @@ class Outputs:
         per_second: Mapping[str, float] | None = None,
         removes: tuple[str, ...] = (),
     ) -> Outputs:
-        """Return outputs in the form that `transform` takes, for classes whose outputs depend on their settings."""
+        """Return outputs in the form that `transform` takes, for classes whose outputs depend on their settings.
+
+        Raise SettingsError for a dtype or axes that cannot be used, or if `removes` is no tuple of names.
+        """
         return Outputs(
             fields=tuple(_field(key, spec, (per_second or {}).get(key)) for key, spec in (outputs or {}).items()),
             lengths=dict(lengths or {}),
@@ -153,9 +156,9 @@ BUILT_INS: dict[str, Callable[..., Any]] = {}
 
 
 def built_in(name: str) -> Callable[[_F], _F]:
-    """Register a transform under its name in job files, which has no module part.
+    """Return a decorator that registers a transform under its name in job files, which has no module part.
 
-    Raise an AssertionError if the name is taken.
+    The decorator raises an AssertionError if the name is taken.
     """
 
     def register(function: _F) -> _F:
@@ -168,7 +171,7 @@ def built_in(name: str) -> Callable[[_F], _F]:
 
 
 def declaration_of(function: object) -> Declaration:
-    """Return a transform's declaration; without one it is measured, and may draw."""
+    """Return a transform's declaration; without any, one that is measured, and may draw."""
     found = getattr(function, "declaration", None)
     return found if isinstance(found, Declaration) else Declaration()
 
@@ -205,9 +208,9 @@ def _is_of_settings(kind: object) -> bool:
 
 
 def _names(what: str, names: Iterable[str], *, example: str) -> tuple[str, ...]:
-    """Return the names as a tuple; raise SettingsError for anything else.
+    """Return the names as a tuple; raise SettingsError for a single text, or a name that is empty or no text.
 
-    Above all for a single text, which would be taken letter by letter.
+    A single text would be taken letter by letter.
     """
     if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
         raise SettingsError(

@@ -81,7 +81,7 @@ class NamedTransform:
 
     @property
     def draws(self) -> bool:
-        """Whether it gets the sample's generator."""
+        """Return whether it gets the sample's generator."""
         return self.refusing is None
 
 
@@ -91,7 +91,8 @@ def find_transforms(
     """Return the transforms of these names, in this order, each with the settings from its table.
 
     Files that settings name are looked for in `places`. Raise SettingsError for an unknown name, a table that belongs
-    to no transform, or settings that do not fit.
+    to no transform or is there twice, settings that do not fit, or a file or package that is missing. Raise DataError
+    if a source of recordings that settings name cannot be used.
     """
     # Before the tables, so that a misspelt name is reported instead of its table.
     targets = [_target(name, f"{where}, transforms") for name in names]
@@ -102,7 +103,11 @@ def find_transforms(
 
 
 def named_files(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> list[str]:
-    """Return the names of the files in these transforms' settings, as written there."""
+    """Return the names of the files in these transforms' settings, as written there.
+
+    Raise SettingsError for an unknown name, a table that belongs to no transform or is there twice, or settings that do
+    not fit.
+    """
     owned = _tables_by_transform(names, tables, where)
     targets = [(name, _target(name, f"{where}, transforms")) for name in names]
     made = (_settings(name, declaration_of(target), owned.get(name), f"{where}, {name}") for name, target in targets)
@@ -110,7 +115,10 @@ def named_files(names: tuple[str, ...], tables: Mapping[str, Table], where: str)
 
 
 def built_ins() -> dict[str, Callable[..., Any]]:
-    """Return all built-in transforms by their names in a job file, sorted."""
+    """Return all built-in transforms by their names in a job file, sorted.
+
+    Raise SettingsError if a library that one of their modules needs is missing.
+    """
     for module in _modules_of_built_ins().values():
         importlib.import_module(module)
     return dict(sorted(BUILT_INS.items()))
@@ -119,7 +127,7 @@ def built_ins() -> dict[str, Callable[..., Any]]:
 def _built_in(name: str) -> Callable[..., Any] | None:
     """Return the built-in transform of this name, or None.
 
-    Its module has the same name, so no other is imported.
+    Its module has the same name, so no other is imported. Raise SettingsError if a library that it needs is missing.
     """
     module = _modules_of_built_ins().get(name)
     if module is not None:
@@ -136,7 +144,10 @@ def _modules_of_built_ins() -> dict[str, str]:
 
 
 def settings_of_built_ins() -> dict[str, type[Any]]:
-    """Return the settings class of each built-in transform that has settings."""
+    """Return the settings class of each built-in transform that has settings, by its name.
+
+    Raise what `built_ins` raises.
+    """
     declared = {name: declaration_of(target).settings for name, target in built_ins().items()}
     return {name: settings for name, settings in declared.items() if settings is not None}
 
@@ -154,7 +165,11 @@ def _short(name: str) -> str:
 
 
 def _tables_by_transform(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> dict[str, Table]:
-    """Return each transform's table of settings; raise SettingsError for a second one, or one that is no table."""
+    """Return each transform's table of settings.
+
+    Raise SettingsError for a second one, for one that is no table, and for one that belongs to no transform or to
+    several.
+    """
     found: dict[str, Table] = {}
     for key, table in tables.items():
         name = _owner(key, names, where)
@@ -200,7 +215,11 @@ def _owner(key: str, names: tuple[str, ...], where: str) -> str:
 
 
 def _made(name: str, target: Callable[..., Any], table: Table | None, where: str, places: FilePlaces) -> NamedTransform:
-    """Make one transform ready: read its settings, hash the files they name, construct it, and identify its code."""
+    """Make one transform ready: read its settings, hash the files they name, construct it, and identify its code.
+
+    Raise SettingsError if its settings do not fit, a file or package is missing, or it cannot be constructed; DataError
+    if a source of recordings that settings name cannot be used.
+    """
     declaration, place = declaration_of(target), f"{where}, {name}"
     packages = _versions(declaration.packages, name, place)
     settings = with_paths(_settings(name, declaration, table, place), places)
@@ -219,7 +238,10 @@ def _made(name: str, target: Callable[..., Any], table: Table | None, where: str
 
 
 def _target(name: str, where: str) -> Callable[..., Any]:
-    """Return the function or class of a name; raise SettingsError if there is none."""
+    """Return the function or class of a name.
+
+    Raise SettingsError if there is none, or if its module, or a library that this needs, cannot be imported.
+    """
     place, _, attribute = name.partition(":")
     if place and attribute:
         return import_named(name, "a function", where)
@@ -236,7 +258,10 @@ def _target(name: str, where: str) -> Callable[..., Any]:
 
 
 def _settings(name: str, declaration: Declaration, table: Table | None, where: str) -> _Settings:
-    """Return the transform's settings from its table, or None if it declares none; raise SettingsError on mismatch."""
+    """Return the transform's settings from its table, or None if it declares none.
+
+    Raise SettingsError if the table does not fit, or if there is one although the transform declares no settings.
+    """
     if declaration.settings is not None:
         with _blaming_settings(name, where):
             made: _Settings = read_table(declaration.settings, table or {}, where)
@@ -252,7 +277,11 @@ def _settings(name: str, declaration: Declaration, table: Table | None, where: s
 
 
 def _ready(target: Callable[..., Any], settings: _Settings, content: str, name: str, where: str) -> Transform:
-    """Return the callable for each sample; raise SettingsError if a class cannot be made from its settings."""
+    """Return the callable for each sample: an instance of a class, or a function with its settings bound.
+
+    Raise SettingsError if a class cannot be made from its settings, or its instances cannot be called. Errors of ours
+    pass.
+    """
     if isinstance(target, type):
         with _blaming_settings(name, where):
             instance = _instance(target, settings, content)
@@ -270,7 +299,10 @@ def _instance(kind: Callable[..., Any], settings: Hashable, _content: str) -> ob
 
 @contextlib.contextmanager
 def _blaming_settings(name: str, where: str) -> Iterator[None]:
-    """Turn errors of a transform's own code, while it reads settings or is constructed, into errors of the job file."""
+    """Turn errors of a transform's own code, while it reads settings or is constructed, into a SettingsError.
+
+    Errors of ours pass, with the place added.
+    """
     try:
         with placing(where):
             yield
@@ -298,7 +330,7 @@ def _identity(content: str, code: OwnCode | None) -> str:
 
 
 def _versions(packages: tuple[str, ...], name: str, where: str) -> dict[str, str]:
-    """Return the installed versions of these packages; raise SettingsError if one is missing."""
+    """Return the installed versions of these packages by name; raise SettingsError if one is missing."""
     versions = {}
     for package in packages:
         try:
@@ -316,7 +348,10 @@ def _versions(packages: tuple[str, ...], name: str, where: str) -> dict[str, str
 
 
 def with_paths(settings: Any, places: FilePlaces) -> Any:
-    """Return the settings with each file's path in place of its name."""
+    """Return the settings with each file's path in place of its name, and each side source with its places.
+
+    Return None if there are no settings.
+    """
     if settings is None:
         return None
     values = _values(settings)
@@ -325,7 +360,7 @@ def with_paths(settings: Any, places: FilePlaces) -> Any:
 
 
 def names_in(settings: Any) -> list[str]:
-    """Return the names of the files in the settings, as written there."""
+    """Return the names of the files in the settings, as written there; side sources do not count."""
     names: list[str] = []
     for value in _values(settings).values() if settings is not None else ():
         _each_file(value, lambda file: names.append(file) if isinstance(file, FileName) else file)
@@ -333,10 +368,11 @@ def names_in(settings: Any) -> list[str]:
 
 
 def content_of_settings(settings: Any, where: str) -> str:
-    """Return all settings as text, with each file's hash in place of its path.
+    """Return all settings as text, with each file's hash in place of its path; "" if there are none.
 
     A setting that is None adds nothing, so that a setting added later does not change the content of earlier ones; one
-    declared with `means` adds that value. Raise SettingsError if a file cannot be read.
+    declared with `means` adds that value. Raise SettingsError if a file cannot be read, DataError if a side source
+    cannot be used.
     """
     if settings is None:
         return ""
@@ -364,7 +400,8 @@ def _each_file(value: Any, change: Callable[[Any], Any]) -> Any:
 def _digest(path: FileName | SideSource, where: str) -> str:
     """Return the hash of a file's content, or of a side source.
 
-    Raise SettingsError if the file cannot be read, DataError if the source cannot be used.
+    Raise SettingsError if the file cannot be read or the source's settings are wrong, DataError if the source cannot be
+    used.
     """
     if isinstance(path, SideSource):
         return path.digest(f"{where}, recordings")

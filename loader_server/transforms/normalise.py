@@ -74,15 +74,15 @@ class Normalise(OfColumns):
             self._known = mean.astype(np.float32), self._factor(deviation)
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Replace the features by normalised ones."""
+        """Replace the features by normalised ones; empty features stay as they are."""
         sample[self._key] = self._normalised(sample[self._key])
 
     def on_columns(self, columns: Columns) -> None:
-        """Replace the features of all samples by normalised ones."""
+        """Replace the features of all samples by normalised ones; raise TypeError unless they are a list."""
         columns[self._key] = list(map(self._normalised, listed(columns, self._key)))
 
     def _normalised(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return normalised features, by the statistics or else by the sample's own moments."""
+        """Return normalised features, by the statistics or else by the sample's own moments; empty ones as they are."""
         if not len(features):
             return features
         if self._known is not None:
@@ -115,7 +115,10 @@ def statistics_text(recipe: str, moments: Moments) -> str:
 
 
 def _read(path: str) -> tuple[str, _Numbers, _Numbers]:
-    """Return recipe, mean and deviation from a statistics file; raise SettingsError if it is not one."""
+    """Return recipe, mean and deviation from a statistics file; raise SettingsError if it is not one.
+
+    Raise an OSError if it cannot be read.
+    """
     try:
         with open(path, encoding="utf-8") as opened:  # noqa: PTH123 - it is a name, as settings have it
             statistics = json.load(opened)
@@ -161,5 +164,5 @@ class Moments:
 
     @property
     def deviation(self) -> _Numbers:
-        """Standard deviation of all steps."""
+        """Return the standard deviation of all steps, for each band."""
         return np.sqrt(self.squares / self.steps)

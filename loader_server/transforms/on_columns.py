@@ -29,15 +29,15 @@ class OfColumns(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any] | None:
-        """Change one sample."""
+        """Change a sample in place, or return another dict; raise a SampleError if it cannot be used."""
 
     @abc.abstractmethod
     def on_columns(self, columns: Columns) -> None:
-        """Change the columns as `__call__` changes each sample."""
+        """Change the columns as `__call__` changes each sample; raise anything if one of the samples cannot be used."""
 
 
 def listed(columns: Columns, key: str) -> list[Any]:
-    """Return the column of this key; raise TypeError unless it is a list."""
+    """Return the column of this key; raise TypeError unless it is a list, KeyError if it is missing."""
     column = columns[key]
     if not isinstance(column, list):
         raise TypeError(f'"{key}" is no list')
@@ -45,7 +45,10 @@ def listed(columns: Columns, key: str) -> list[Any]:
 
 
 def column_of(field: Field, columns: Columns) -> Column:
-    """Return the column of a field; raise TypeError unless it has the declared dtype and shape."""
+    """Return the column of a field; raise TypeError if it is missing, or lacks the declared dtype or shape.
+
+    A list of arrays fits only a padded field, and Ragged only a field of one padded axis.
+    """
     found = columns.get(field.key)
     if not _is_of(field, found):
         raise TypeError(f'"{field.key}" is no column of {field.dtype} {field.shape}')
@@ -73,7 +76,12 @@ class ColumnsOfBatch:
         self._columns = columns
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write one sample into each row, its length, and zeros after it; raise ValueError if there is no room."""
+        """Write a column's values into the rows of `out` under its key, one for each sample.
+
+        A plain array is copied as it is. Of lists and Ragged each row gets a sample's values, zeros after them, and its
+        length under `<key>_length`; raise ValueError if there is no room for the longest, or a list has another number
+        of samples.
+        """
         for key, column in self._columns.items():
             if isinstance(column, np.ndarray):
                 out[key][:] = column

@@ -23,7 +23,10 @@ _Lengths = dict[str, Any]
 def blame_for_length(
     chain: Chain, sample: dict[str, Any], lengths: Mapping[str, int], key: tuple[int, int, int]
 ) -> str:
-    """Return a sentence that names the culprit and the remedy; `lengths` are the raw sample's, from the index."""
+    """Return a sentence that names the culprit and the remedy; `lengths` are the raw sample's, from the index.
+
+    Errors of the transforms pass.
+    """
     foretold: _Lengths = {name: np.array([length]) for name, length in lengths.items()}
     for name, most, made in _longer(sample, foretold):
         return f'The source gave {made} steps of "{name}" where the index says {most}: run loader-server index.'
@@ -41,7 +44,7 @@ def blame_for_length(
 
 
 def _longer(sample: Mapping[str, Any], foretold: _Lengths) -> list[tuple[str, int, int]]:
-    """Return the keys that are longer than declared, with both lengths."""
+    """Return the keys that are longer than declared, with both lengths: the most, and the one made."""
     found = [(key, int(most[0]), _length(sample.get(key))) for key, most in foretold.items()]
     return [(key, most, made) for key, most, made in found if made > most]
 

@@ -60,7 +60,7 @@ class SpecAugmentTransform:
 
 
 def _stripes(rng: np.random.Generator, stripes: int, most: int, size: int) -> Iterator[slice]:
-    """Draw ranges of places below `size`, each at most `most` wide."""
+    """Return ranges of places below `size`, as many as `stripes`, each at most `most` wide, as drawn."""
     widths = rng.integers(0, most, stripes, endpoint=True)
     starts = rng.integers(0, size - widths, endpoint=True)
     return map(slice, starts.tolist(), (starts + widths).tolist())

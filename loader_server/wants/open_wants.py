@@ -77,21 +77,31 @@ class OpenWants(Generic[S, B]):
         return len(self._queue)
 
     def waiting(self) -> int:
-        """Return how many of these would delay a newcomer; wants that wait for their own trainer do not."""
+        """Return how many wants would delay a newcomer: all of trainers whose next want may be built now.
+
+        Wants of sessions that yield are not counted.
+        """
         return self._queue.waiting(self._may_build)
 
     def _queue_of(self, session: S) -> WantQueue[int, B]:
         return self._spare if session.yields else self._queue
 
     def judge(self, session: S, ticket: Ticket) -> Verdict:
-        """Return whether a ticket can be accepted: BUSY also if there is no room, or the trainer does not read."""
+        """Return whether a ticket can be accepted (NEW), or why not.
+
+        STALE if it or a later ticket of its slot was seen before; BUSY if its slot has an open ticket or does not
+        exist, too many tickets are open, or the trainer does not read its answers.
+        """
         # A trainer that does not read its answers would have us hold batch after batch for it.
         verdict = session.tickets.judge(ticket)
         has_room = self._open.has_room(session.incarnation) and self._reads(session.address)
         return Verdict.BUSY if verdict is Verdict.NEW and not has_room else verdict
 
     def put(self, session: S, build: B) -> None:
-        """Accept a want; raise a KeyError if its ticket is stale or its trainer asks for too much."""
+        """Accept a want; raise a KeyError if its ticket is stale or its trainer asks for too much.
+
+        A want of a session that yields is never urgent.
+        """
         ticket = build.want.ticket
         if not session.tickets.accept(ticket):
             raise KeyError(ticket)
@@ -100,7 +110,10 @@ class OpenWants(Generic[S, B]):
         self._queue_of(session).put(session.incarnation, build, urgent=build.want.urgent and not session.yields)
 
     def take(self) -> B | None:
-        """Return the want to build next and take it out; None if none may be built now."""
+        """Return the want to build next and take it out; None if none may be built now.
+
+        A want of a session that yields is taken only if no other may be built and none of the others is under way.
+        """
         build = self._queue.take(self._may_build)
         if build is not None:
             self._under_way.add(id(build))
@@ -114,7 +127,7 @@ class OpenWants(Generic[S, B]):
         return build
 
     def _may_build(self, trainer: int, build: B) -> bool:
-        """Return whether the want's trainer reads, and there is room for a batch that goes by TCP."""
+        """Return whether the want's trainer reads and, if the batch goes by TCP, there is room for it."""
         session = self._sessions.of(trainer)
         assert session is not None, "who is gone has no wants"
         return self._reads(session.address) and (build.want.in_slot or self._batches.has_room(trainer))
@@ -142,7 +155,10 @@ class OpenWants(Generic[S, B]):
         return session
 
     def cancel(self, session: S, ticket: Ticket) -> bool:
-        """Cancel a want; return whether it ended at once: if not, the result of its build will be the answer."""
+        """Cancel a want; return whether it ended at once: if not, the result of its build will be the answer.
+
+        Return False as well if the session has no open want with this ticket; then there is nothing to answer.
+        """
         build = session.builds.get(ticket)
         if build is None:
             return False
@@ -229,7 +245,11 @@ class WantQueue(Generic[K, W]):
         return sum(len(wants) for trainer, wants in self._by_trainer.items() if may(trainer, wants.first()))
 
     def put(self, trainer: K, want: W, *, urgent: bool) -> None:
-        """Add a want behind its trainer's others, or before those and before all turns if it is urgent."""
+        """Add a want behind its trainer's others of the same urgency; urgent wants go before those that are not.
+
+        An urgent want also goes before all turns, unless its trainer has jumped the turn and not all that waited then
+        have had their turn since.
+        """
         wants = self._by_trainer.setdefault(trainer, _TrainerWants())
         (wants.urgent if urgent else wants.later).append(want)
         if urgent and self._turns >= self._again.get(trainer, 0):
@@ -238,7 +258,8 @@ class WantQueue(Generic[K, W]):
     def take(self, may: Callable[[K, W], bool] = _any) -> W | None:
         """Return the next want that may be built, and take it out; None if there is none.
 
-        Its trainer's next turn comes after those of all others.
+        Its trainer's next turn comes after those of all others, except that a want that jumped the turn leaves its
+        trainer's turn where it was.
         """
         for trainer in self._ahead:
             if may(trainer, self._by_trainer[trainer].first()):
@@ -277,7 +298,7 @@ class WantQueue(Generic[K, W]):
             del self._by_trainer[trainer]
 
     def drop(self, trainer: K) -> list[W]:
-        """Take out and return all wants of a trainer that is gone."""
+        """Take out and return all wants of a trainer that is gone, urgent ones first; empty if it has none."""
         # It begins afresh if it comes back.
         self._again.pop(trainer, None)
         self._ahead.pop(trainer, None)

@@ -47,7 +47,10 @@ class Session:
         self.greet(address, hello)
 
     def greet(self, address: bytes, hello: Hello) -> None:
-        """Move the session to the connection of a new Hello, and take over the fields of the Hello."""
+        """Move the session to the connection of a new Hello, and take over the fields of the Hello.
+
+        A session whose trainer was gone is so no longer.
+        """
         #: Its present connection.
         self.address = address
         #: Whether it is gone; its session stays only until its last build has ended. A trainer that comes back before
@@ -61,7 +64,8 @@ class Session:
     def _take_key(self, hello: Hello) -> None:
         """Take the sealing key of a Hello, and the identity to send sealed payloads to.
 
-        Each Hello brings a new key, so payload numbers start again.
+        Without a key of the right length nothing is sealed. Each Hello brings a new key, so payload numbers start
+        again.
         """
         seal = hello.seal
         self.sealer = Sealer(seal.key) if seal is not None and len(seal.key) == KEY_BYTES else None
@@ -70,7 +74,7 @@ class Session:
         self.sealed_number = 0
 
     def _attach(self, hello: Hello) -> None:
-        """Open the trainer's slots, unless they are open.
+        """Open the trainer's slots, unless they are open; note why if they are not offered or cannot be opened.
 
         A session never opens them twice: the first lock has to last for as long as this worker may write there.
         """
@@ -87,13 +91,16 @@ class Session:
         self.tickets.slots = self.shared.offer.slots if self.shared is not None else MOST_SLOTS
 
     def buffer(self, want: Want) -> Callable[[int], NDArray[np.uint8]]:
-        """Return the function that gives the memory for a want's batch: its slot, or a buffer to be sent."""
+        """Return the function that gives the memory for a want's batch: its slot, or a buffer to be sent.
+
+        The function of a slot raises ValueError if the slots are closed, or slot or size are outside of them.
+        """
         shared = self.shared
         if want.in_slot and shared is not None:
             return lambda nbytes: shared.slot(want.ticket.slot, nbytes)
         return self._take
 
     def close(self) -> None:
-        """Unmap the trainer's slots."""
+        """Unmap the trainer's slots, if they are open."""
         if self.shared is not None:
             self.shared.close()

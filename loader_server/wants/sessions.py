@@ -59,15 +59,18 @@ class Sessions(Generic[S]):
         return iter(list(self._by_trainer.values()))
 
     def at(self, address: bytes) -> S | None:
-        """Return the session that has this connection, or None."""
+        """Return the session that has this connection; None if there is none."""
         return self._by_address.get(address)
 
     def of(self, trainer: int) -> S | None:
-        """Return the session of an incarnation, or None."""
+        """Return the session of an incarnation; None if there is none."""
         return self._by_trainer.get(trainer)
 
     def welcome(self, address: bytes, hello: Hello) -> S:
-        """Return the session of a trainer that greets on this connection, known or new."""
+        """Return the session of a trainer that greets on this connection: a new session, or its known one.
+
+        A known session moves here from its earlier connection.
+        """
         session = self._by_trainer.get(hello.incarnation)
         if session is None:
             session = self._by_trainer[hello.incarnation] = self._begin(address, hello)
@@ -79,7 +82,7 @@ class Sessions(Generic[S]):
         return session
 
     def leave(self, session: S) -> None:
-        """Mark a trainer as gone; its memory is let go of once this worker can no longer write there."""
+        """Mark a trainer as gone; close and forget its session now, or with `tidy` once its last build has ended."""
         session.gone = True
         self.tidy(session)
 

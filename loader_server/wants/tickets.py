@@ -43,7 +43,11 @@ class Tickets:
         self._open: dict[int, Ticket] = {}
 
     def judge(self, ticket: Ticket) -> Verdict:
-        """Return whether the ticket can be accepted, and if not, why."""
+        """Return whether the ticket can be accepted (NEW), and if not, why.
+
+        STALE if this ticket or a later one of its slot was seen before; BUSY if its slot has an open ticket or does not
+        exist, or the trainer has too many open tickets.
+        """
         # A late copy of a want must not be built again: the slot may be lent to another worker by now.
         if ticket.generation <= (self._last[ticket.slot] if ticket.slot < len(self._last) else 0):
             return Verdict.STALE
@@ -52,7 +56,7 @@ class Tickets:
         return Verdict.NEW
 
     def accept(self, ticket: Ticket) -> bool:
-        """Accept a ticket if it is new, and return whether it was."""
+        """Accept a ticket unless it is stale or its trainer asks for too much, and return whether it was accepted."""
         if self.judge(ticket) is not Verdict.NEW:
             return False
         self._note(ticket)
@@ -60,7 +64,10 @@ class Tickets:
         return True
 
     def refuse(self, ticket: Ticket) -> None:
-        """Note a ticket that was refused without having been open, so that a later copy of it is stale."""
+        """Note a ticket that was refused without having been open, so that a later copy of it is stale.
+
+        A ticket that is stale already, or of a slot that does not exist, changes nothing.
+        """
         # The trainer may have lent the slot anew after the refusal, and the copy would be written into that lending.
         if ticket.slot < self.slots and self.judge(ticket) is not Verdict.STALE:
             self._note(ticket)

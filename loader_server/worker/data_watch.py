@@ -51,11 +51,11 @@ class DataWatch:
         self.is_known = False
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start to check, in a thread of its own, until all data are there or the watch is closed."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop checking; a check that hangs in the file system ends with the process."""
+        """Stop checking, and wait for at most a second; a check that hangs in the file system ends with the process."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(_LOOK_S)
@@ -96,7 +96,7 @@ class DataWatch:
             self._log.info("data are there: the stream is served", stream=name)
 
     def failing(self) -> m.Failing | None:
-        """Return the report for the job's status; None if no stream is kept from serving."""
+        """Return the report for the job's status; None if no stream is kept from serving by missing data."""
         if not self.lacking:
             return None
         streams = "; ".join(f"no data for stream {name}: {missing}" for name, missing in sorted(self.lacking.items()))

@@ -62,7 +62,8 @@ class EpochCounts:
     def ask(self, trainer: int, question: EpochQuestion) -> int | None:
         """Return the number if it is known; otherwise None, and `take_answers` will return it later.
 
-        If there are too many open questions, it is dropped, and the trainer has to ask again.
+        If there are too many open questions, of this trainer or of all, it is dropped, and the trainer has to ask
+        again.
         """
         if question in self._known:
             return self._known[question]

@@ -58,7 +58,10 @@ class LateStreams:
         self._tried: SimpleQueue[tuple[str, Builder | None]] = SimpleQueue()
 
     def look(self, now_s: float) -> list[m.BundleWanted]:
-        """Start to open the streams whose files have come, at intervals; return requests for the coordinator."""
+        """Start to open the streams whose files have come, at intervals; return requests for the coordinator.
+
+        Return an empty list if it is not time yet, no stream lacks files, or the last request is still to be answered.
+        """
         if not self.awaited or now_s < self._look_s:
             return []
         self._look_s = now_s + _LOOK_S
@@ -100,7 +103,10 @@ class LateStreams:
         return builders
 
     def take_pieces(self, pieces: Iterable[m.BundlePiece], now_s: float) -> list[m.BundleWanted]:
-        """Take in pieces from the coordinator; return the next request, if there is one."""
+        """Take in pieces from the coordinator; return the next request, if there is one.
+
+        Graphs that are complete are written to disk. Errors of pieces or of writing are logged, and fetching goes on.
+        """
         # Only the last request counts: those before are for pieces that came in the meantime.
         requests: list[m.BundleWanted] = []
         for piece in pieces:

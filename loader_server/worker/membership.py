@@ -67,7 +67,12 @@ class Membership:
         self._silence.hear(now_s)
 
     def take_in(self, message: Message, now_s: float) -> None:
-        """Handle a message that concerns our membership; ignore others."""
+        """Handle a message that concerns our membership; ignore others.
+
+        `Registered` accepts us, with the heartbeat timeout. A refusal as unknown, or of our release, ends the
+        registration, and the next is due at once or after a second. `Culprits` has the list by which our own finds are
+        known to be listed.
+        """
         match message:
             case m.Registered():
                 self.heartbeat_timeout_s = message.heartbeat_timeout_ms / 1000
@@ -96,30 +101,36 @@ class Membership:
         return list(self._unlisted.values()) if self.registered else []
 
     def move(self, now_s: float) -> None:
-        """Register again, as trainers have to find us at another address."""
+        """Register again, as trainers have to find us at another address; do nothing if we are not registered."""
         if self.registered:
             self.registered, self.due_s = False, now_s
 
     def lose_patience(self, now_s: float) -> bool:
-        """Return whether to reconnect now; registration is due then, as a new connection has no worker."""
+        """Return whether to reconnect now; registration is due then, as a new connection has no worker.
+
+        Return False after leaving, and while the coordinator has not been silent for long enough.
+        """
         if self.left or not self._silence.lose_patience(now_s, self.heartbeat_timeout_s):
             return False
         self.registered, self.due_s = False, now_s
         return True
 
     def gives_up(self, now_s: float) -> bool:
-        """Return whether no coordinator has answered within a minute after the first call."""
+        """Return whether no coordinator has answered within a minute after the first call.
+
+        An acceptance counts as an answer, and so does a refusal that may end with another release.
+        """
         if self._first_try_s is None:
             self._first_try_s = now_s
         was_answered = self.was_registered or self.is_refused
         return not was_answered and now_s - self._first_try_s > _FIRST_TIME_S
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether a heartbeat or a registration is due now."""
+        """Return whether a heartbeat or a registration is due now; never after leaving."""
         return now_s >= self.due_s and not self.left
 
     def say(self, now_s: float, *, sent: bool) -> None:
-        """Set when to send next, after a message that was sent or could not be."""
+        """Set when to send next, after a message that was sent, or soon after one that could not be."""
         self.due_s = now_s + (self._pause_s() if sent else _NOT_YET_S)
 
     def _pause_s(self) -> float:

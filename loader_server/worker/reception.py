@@ -141,7 +141,7 @@ class Reception:
             self._sender.answer(session.address, refusal)
 
     def forget(self, is_gone: Callable[[Session], bool]) -> None:
-        """Forget the trainers that are gone."""
+        """Forget the trainers whose sessions `is_gone` picks, as `_forget` does."""
         for session in self._sessions:
             if is_gone(session):
                 self._forget(session)
@@ -160,7 +160,11 @@ class Reception:
     # --- messages of trainers ---
 
     def receive(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
-        """Handle one message; return whether it was useful, that is, brought a batch nearer."""
+        """Handle one message; return whether it was useful, that is, brought a batch nearer.
+
+        A sender of too many useless messages is not heard for a while: its message is dropped unread, which returns
+        False.
+        """
         if not self._patience.hears(identity, now_s):
             self.unheard += 1
             return False
@@ -171,7 +175,11 @@ class Reception:
         return is_useful
 
     def _take_in(self, identity: bytes, key: str, frame: memoryview | bytes, now_s: float) -> bool:
-        """Decode, check and dispatch one message; return whether it brought a batch nearer."""
+        """Decode, check and dispatch one message; return whether it was a want that was accepted.
+
+        A message that cannot be decoded, or is not for a worker, is counted as garbage; one of another protocol
+        version, or not allowed to its sender, is answered with a refusal.
+        """
         try:
             message = decode(frame)
         except VersionError as error:
@@ -227,7 +235,10 @@ class Reception:
         )
 
     def _objection_to_hello(self, hello: m.Hello, others: int) -> m.Refused | None:
-        """Return why a trainer is not served, or None if it is; `others` is the number of trainers here."""
+        """Return why a trainer is not served, or None if it is; `others` is the number of trainers here.
+
+        It is not if it names another job or a stream that is not served here, or if too many trainers are here.
+        """
         job, streams = self._parts.settings.name, self._parts.streams
         if hello.job != job:
             return refused("job", f"a trainer of job {job}", f"job {hello.job}", "Connect to that job's loaders.")
@@ -242,7 +253,10 @@ class Reception:
         return None
 
     def _take_want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
-        """Accept or refuse a want; return whether it was accepted."""
+        """Accept or refuse a want; return whether it was accepted.
+
+        A want whose ticket is stale is dropped without an answer.
+        """
         ticket = want.ticket
         is_greeted = session is not None and not session.gone and want.trainer == session.incarnation
         if session is None or not is_greeted or want.worker != self._parts.incarnation:
@@ -277,7 +291,11 @@ class Reception:
         return True
 
     def _objection_to_want(self, want: m.Want, session: Session, verdict: Verdict) -> m.Unbuilt | None:
-        """Return why a want is not built, or None if it is."""
+        """Return why a want is not built, or None if it is.
+
+        It is not if it is for a slot of a trainer that shares none, is of another stream or plan than the session's, or
+        if its trainer asks for too much (BUSY).
+        """
         ticket, stream = want.ticket, self._parts.streams.get(want.stream)
         if want.in_slot and session.shared is None:
             return unbuilt(
@@ -314,7 +332,10 @@ class Reception:
         return False
 
     def _cancel(self, _identity: bytes, session: Session | None, message: m.Cancel) -> None:
-        """Answer at once if nobody has begun to build it; otherwise the outcome of the build is the answer."""
+        """Answer at once if nobody has begun to build it; otherwise the outcome of the build is the answer.
+
+        Do nothing for a ticket that is not open.
+        """
         if session is not None and self.wants.cancel(session, message.ticket):
             self._sender.answer(session.address, m.Cancelled(ticket=message.ticket))
 
@@ -366,7 +387,10 @@ class Reception:
     # --- outcomes of wants ---
 
     def answer(self, outcome: Outcome) -> None:
-        """Answer a want with the outcome of its build."""
+        """Answer a want with the outcome of its build: the batch, the error, or that it was cancelled.
+
+        Nothing is sent if its trainer is gone.
+        """
         build = outcome.build
         # The ticket is closed only here, when the building thread has ended with it: after the answer the trainer may
         # lend the slot to another worker, which would write beside this one.
@@ -443,7 +467,11 @@ def _largest_bytes(stream: Stream) -> int:
 
 
 def unbuilt_after(want: m.Want, error: BaseException) -> m.Unbuilt:
-    """Return the answer to a want whose building raised this error."""
+    """Return the answer to a want whose building raised this error.
+
+    Its code is "exhausted" after an ExhaustedError, "machine" after another MachineError, otherwise "failed". An error
+    that is no StokerError is described by its text.
+    """
     if not isinstance(error, StokerError):
         return unbuilt(
             want.ticket,

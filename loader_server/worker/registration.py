@@ -96,8 +96,9 @@ class Registration:
     def turn(self, now_s: float, load: Callable[[], m.Beat], *, spoken_to: bool) -> list[m.Culprits]:
         """Handle the coordinator's messages and send what is due; return the lists of culprits that came.
 
-        Raises LostError if no coordinator has answered for a minute after the start, or the error with which the
-        coordinator refuses this worker for good.
+        Raises LostError if no coordinator has answered for a minute after the start, the error with which the
+        coordinator refuses this worker for good, or SettingsError if the coordinator's endpoint file is unsafe and no
+        address is known yet.
         """
         culprits: list[m.Culprits] = []
         for frames in read_waiting(self.socket) if spoken_to else ():
@@ -121,7 +122,10 @@ class Registration:
         return culprits
 
     def _follow(self, now_s: float) -> None:
-        """Connect to the coordinator's new address if it is quiet and its file names another one; register there."""
+        """Connect to the coordinator's new address if it is quiet and its file names another one; register there.
+
+        Raise SettingsError if the file is unsafe and no address is known yet.
+        """
         if self._followed.has_moved(self._connected, now_s - self.membership.heard_s, now_s):
             self._log.info("coordinator is elsewhere", before=self._connected, now=self._followed.address)
             self.membership.move(now_s)
@@ -146,7 +150,7 @@ class Registration:
     def note_data(self, failing: m.Failing | None, *, may_register: bool, now_s: float) -> None:
         """Record which data are missing here, for the coordinator; without any data the worker does not register.
 
-        When that changes it registers again, because registering withdraws the earlier report.
+        When an earlier report changes it registers again, because registering withdraws that report.
         """
         if self._failing is not None and failing != self._failing:
             self.membership.move(now_s)
@@ -154,7 +158,10 @@ class Registration:
         self._failing_s = self.membership.due_s = now_s
 
     def _find_endpoint(self, now_s: float) -> None:
-        """Work out this worker's address anew; without a route keep the former one, because the route may come back."""
+        """Work out this worker's address anew, and register again if it has changed.
+
+        Without a route keep the former address, because the route may come back.
+        """
         if not self._connected:
             return
         if self._looks_up_again or self._looked_up is None:
@@ -197,7 +204,10 @@ class Registration:
         return []
 
     def _hear_refusal(self, refusal: m.Refused, now_s: float) -> None:
-        """Ask which parts of the fingerprint differ; a repeated Register brings the same refusal twice."""
+        """Ask which parts of the fingerprint differ; note the refusal for good when another one comes as the answer.
+
+        A repeated Register brings the same refusal twice, which changes nothing.
+        """
         if self._unexplained is None:
             self._unexplained = refusal
             self._send(m.BuilderParts(worker=self._register.worker, parts=self._parts()))
@@ -205,7 +215,7 @@ class Registration:
             self._note_refusal(refusal, now_s)
 
     def _note_refusal(self, refusal: m.Refused, now_s: float) -> None:
-        """Record a lasting refusal; log it once, and report it to the coordinator now and then.
+        """Record a lasting refusal; log it once, and if it is of the builder report it to the coordinator now and then.
 
         The report follows a refusal and not a Register, because the Register may be the one that is accepted.
         """
@@ -219,7 +229,7 @@ class Registration:
             self._send(m.Failing(worker=self._register.worker, **{name: clipped(text) for name, text in words.items()}))
 
     def error_of(self, refusal: m.Refused) -> StokerError:
-        """Return a refusal as an error."""
+        """Return a coordinator's refusal as an error that names the coordinator's address."""
         return error_of(refusal, f"coordinator at {self._connected}")
 
     def take_pieces(self) -> list[m.BundlePiece]:
@@ -233,7 +243,10 @@ class Registration:
             self._send(request)
 
     def leave(self) -> None:
-        """Announce that we are leaving, so that no new wants come; do nothing once that was sent."""
+        """Announce that we are leaving, so that no new wants come; do nothing once that was sent.
+
+        If it cannot be sent, the next call tries again.
+        """
         if not self.membership.left:
             self.membership.left = self._send(
                 m.Leave(worker=self._register.worker, incarnation=self._register.incarnation)

@@ -58,7 +58,7 @@ class RestartWatch:
         self._logged = ""
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether to check again now; not while one check is under way, or too many hang."""
+        """Return whether to check again now; not while a check is under way, or too many hang, or the pause lasts."""
         self._hanging = [look for look in self._hanging if look.is_under_way]
         return self._under_way is None and len(self._hanging) < _MOST_HANGING and now_s >= self._due_s
 
@@ -69,7 +69,8 @@ class RestartWatch:
     def take(self, now_s: float) -> bool:
         """Return whether the last check found that a new worker would have another fingerprint.
 
-        False while the check is under way, and if it failed or was given up, which is counted and logged.
+        False if there is no check to take, while it is under way, and if it failed or was given up, which is counted
+        and logged.
         """
         look = self._under_way
         if look is None or (look.is_under_way and now_s - look.began_s < _LONGEST_LOOK_S):

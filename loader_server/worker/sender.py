@@ -117,7 +117,10 @@ class Sender:
             doors.watch(name, socket)
 
     def drop_strays(self, ready: set[object], note_useless: Callable[[zmq.Frame], None] = lambda _: None) -> int:
-        """Read and drop messages to the ROUTER for sealed payloads, where nobody may send any; return how many."""
+        """Read and drop messages to the ROUTER for sealed payloads, where nobody may send any; return how many.
+
+        The sender of each is passed to `note_useless`.
+        """
         count = 0
         for socket in self.sockets[1:]:
             for identity, *_frames in read_waiting(socket) if socket in ready else ():
@@ -126,7 +129,7 @@ class Sender:
         return count
 
     def say(self, identity: bytes, message: Message) -> None:
-        """Queue a message for the next `flush`; drop it if the other side does not read."""
+        """Queue a message for the next `flush`; drop it if the other side does not read, or has too much queued."""
         self.say_frame(identity, encode(message))
 
     def say_frame(self, identity: bytes, frame: bytes) -> None:
@@ -151,7 +154,10 @@ class Sender:
         peer.quiet = False
 
     def flush(self) -> bool:
-        """Send the queued answers, those for one trainer together; return whether all trainers were still there."""
+        """Send the queued answers, those for one trainer together; return whether all trainers were still there.
+
+        What was queued for a trainer that is gone is dropped.
+        """
         identities, self._with_frames = self._with_frames, []
         reached = [self._flush_to(identity) for identity in identities]
         return all(reached)
@@ -183,7 +189,8 @@ class Sender:
     def push(self, outcome: Outcome, header: Pushed, session: Session, log: Log) -> None:
         """Send a batch by TCP: sealed if the trainer has a key for it, otherwise on the connection for all messages.
 
-        If the trainer is gone, the batch is dropped, which goes to `log`.
+        A small batch that is not sealed goes with the next `flush`. If the trainer is gone, the batch is dropped, which
+        goes to `log`.
         """
         assert outcome.sent is not None
         assert outcome.payload is not None

@@ -219,7 +219,9 @@ class Worker:
     def run(self) -> None:
         """Serve until drained.
 
-        Raises the coordinator's refusal if it ended so that a successor can take over.
+        Raises the coordinator's refusal if it ended so that a successor can take over, or if that is for good;
+        LostError if no coordinator has answered for a minute after the start; SettingsError if the coordinator's
+        endpoint file is unsafe and no address is known yet.
         """
         poller = zmq.Poller()
         for socket in (*self._sender.sockets, *self.doors.monitors()):
@@ -275,7 +277,10 @@ class Worker:
         return max(1, int(1000 * (self._registration.membership.due_s - now_s)) + 1)
 
     def probes(self) -> Probes:
-        """Return the answers to health probes."""
+        """Return the answers to health probes.
+
+        The loop counts as dead after standing still for longer than a build may take, with some seconds more.
+        """
         return Probes(
             lambda now_s: dead(self._turned_s, max(self._job.settings.build_timeout_s, LOOP_S) + LOOP_S, now_s),
             lambda now_s: unready_worker(self._view(), now_s),
@@ -471,7 +476,9 @@ def builder_of(
 ) -> Builder:
     """Return the builder that suits the stream's source.
 
-    A source of whole batches produces them in sequence, so a batch that another worker has built would save it nothing.
+    That is a WholeBuilder for a source of whole batches, else a SharingBuilder if there is a shelf, else a plain
+    Builder. A source of whole batches produces them in sequence, so a batch that another worker has built would save it
+    nothing.
     """
     if isinstance(stream.source, WholeSource):
         return WholeBuilder(stream, quarantine, deadline, stream.source)

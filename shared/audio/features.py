@@ -72,7 +72,10 @@ class MelFrames:
 
 
 def mel_frames(settings: MelSettings, convention: Convention) -> MelFrames:
-    """Return the frame layout that settings ask for; raise SettingsError if they allow no frame or no band."""
+    """Return the frame layout that settings ask for; raise SettingsError if they allow no frame or no band.
+
+    A window needs 2 samples and a hop 1, and `low_hz` has to be below `high_hz`, which is at most half the rate.
+    """
     window, hop = round(settings.window * settings.rate), round(settings.hop * settings.rate)
     low_hz, high_hz = settings.low_hz, settings.high_hz or settings.rate / 2
     require(

@@ -79,7 +79,7 @@ def drop_packets(opened: socket.socket) -> None:
 
 
 def let_packets_in(opened: socket.socket) -> None:
-    """Undo `drop_packets`."""
+    """Undo `drop_packets`; do nothing if the socket has no such filter."""
     with contextlib.suppress(OSError):
         opened.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
@@ -120,7 +120,10 @@ class Brakes:
         self._wait_until_s = 0.0
 
     def note_useless(self, frame: zmq.Frame) -> None:
-        """Count a frame as useless for its connection: only connections with many useless frames may be stopped."""
+        """Count a frame as useless for its connection: only connections with many useless frames may be stopped.
+
+        Do nothing if libzmq does not know the frame's descriptor.
+        """
         with contextlib.suppress(zmq.ZMQError, ValueError):  # libzmq does not know its descriptor
             self._useless[int(frame.get("__fd"))] += 1
 
@@ -129,7 +132,11 @@ class Brakes:
         return bool(self._stopped)
 
     def turn(self, now_s: float, *, is_behind: bool) -> None:
-        """Stop connections that are too fast while messages are left over, and resume one whose stop is over."""
+        """Stop connections that are too fast while messages are left over, and resume one whose stop is over.
+
+        While messages are left over, connections are looked at only at intervals, and only those that sent many useless
+        messages are stopped. A connection that was stopped for very long is hung up on instead of resumed.
+        """
         self._let_go(now_s, is_behind=is_behind)
         if not is_behind:
             self._is_behind = False
@@ -164,7 +171,10 @@ class Brakes:
                 table.pop(fd, None)
 
     def _stop(self, fd: int, now_s: float) -> None:
-        """Stop a connection, twice as long as the last time if that is recent."""
+        """Stop a connection, twice as long as the last time if that is recent, but 8 s at most.
+
+        Do nothing if it is stopped already.
+        """
         if fd in self._stopped:
             return
         self.stops += 1
@@ -176,7 +186,11 @@ class Brakes:
         _with_socket(fd, drop_packets)
 
     def _let_go(self, now_s: float, *, is_behind: bool) -> None:
-        """Resume the connection whose stop ends first; while messages are left over, only long after that end."""
+        """Resume the connection whose stop ends first; while messages are left over, only long after that end.
+
+        Wait if nothing has come yet from the connection resumed last, or shortly after a hang-up. A connection that was
+        stopped for longer than clients tolerate is hung up on instead.
+        """
         fd = min(self._stopped, key=self._stopped.__getitem__, default=-1)
         if fd < 0 or now_s < self._stopped[fd] + (_LONGEST_STOP_S if is_behind else 0.0):
             return
@@ -196,9 +210,10 @@ class Brakes:
 
 
 def _with_socket(fd: int, do: Callable[[socket.socket], _T]) -> _T | None:
-    """Return what `do` returns for a socket object of libzmq's descriptor; None if libzmq has closed it.
+    """Return what `do` returns for a socket object of libzmq's descriptor.
 
-    The object is detached afterwards: closing it would close libzmq's own descriptor.
+    Return None if `do` or the descriptor fails with OSError, because libzmq has closed it. The object is detached
+    afterwards: closing it would close libzmq's own descriptor.
     """
     with contextlib.suppress(OSError):
         opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)

@@ -29,12 +29,12 @@ class Budget(Generic[K]):
         self.total = 0
 
     def has_room(self, holder: K) -> bool:
-        """Return whether this holder may take more."""
+        """Return whether this holder may take more: it holds less than what all holders together have left."""
         # Less than what is left, not than the limit: that keeps room for newcomers, however many holders there are.
         return self.held(holder) < self._most - self.total
 
     def held(self, holder: K) -> int:
-        """Return the amount that this holder has."""
+        """Return the amount that this holder has, 0 if it is unknown."""
         return self._held.get(holder, 0)
 
     def take(self, holder: K, amount: int) -> None:
@@ -64,14 +64,18 @@ class Patience(Generic[K]):
         self._until_s = 0.0
 
     def hears(self, peer: K, now_s: float) -> bool:
-        """Return whether to listen to this peer now; a new moment forgets all counts."""
+        """Return whether to listen to this peer now; a new moment forgets all counts.
+
+        That is so for a peer's first 8 useless messages of a moment, and beyond these while the budget shared by all
+        has room for it.
+        """
         if now_s >= self._until_s:  # a new moment: nothing is carried over, so no peer is silenced for long
             self._few, self._more = Counter(), Budget(_MOST)
             self._until_s = now_s + _MOMENT_S
         return self._few[peer] < _FEW or self._more.has_room(peer)
 
     def bear(self, peer: K) -> None:
-        """Count a useless message of this peer."""
+        """Count a useless message of this peer: the first 8 of a moment as its own, others in a budget of all peers."""
         # A few of each peer are always heard, so that nobody is silenced by others. Further ones come from a budget
         # that all share: thirty peers together are not tolerated thirty times as much as one.
         if self._few[peer] < _FEW:

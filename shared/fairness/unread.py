@@ -105,7 +105,10 @@ class UnreadAnswers(_MarkedAnswers):
         return self._unread.total
 
     def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
-        """Send one message of these frames; return False if the peer is not connected."""
+        """Send one message of these frames; return False if the peer is not connected.
+
+        Its bytes are counted as unread with the next mark, every 64 KiB of a connection or, with `marks_all`, at once.
+        """
         unmarked = self._unmarked.get(identity, 0) + sum(map(len, frames))
         is_marked = self.marks_all or unmarked >= MARK_BYTES
         if not self._send_marked(identity, frames, unmarked if is_marked else 0):
@@ -141,7 +144,7 @@ class UnreadMessages(_MarkedAnswers):
         self._unread: Counter[bytes] = Counter()
 
     def reads(self, identity: bytes) -> bool:
-        """Return whether this connection reads what it is sent."""
+        """Return whether this connection reads what it is sent: it has left fewer than 16 messages unread."""
         return self._unread[identity] < _MOST_UNREAD
 
     def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:

@@ -45,14 +45,17 @@ class Listening:
     token: str = field(default="", repr=False)
 
     def admits(self, authorization: str) -> bool:
-        """Return whether this Authorization header may read metrics; compares in constant time."""
+        """Return whether this Authorization header may read metrics: it has the token, or none is needed.
+
+        The token is compared in constant time.
+        """
         if not self.token:
             return True
         return hmac.compare_digest(authorization.encode("utf-8", "replace"), f"Bearer {self.token}".encode())
 
     @property
     def local_host(self) -> str:
-        """Return the host at which processes of this machine reach it."""
+        """Return the host at which processes of this machine reach it: loopback if it serves at all addresses."""
         if not is_everywhere(self.host):
             return self.host
         return "::1" if ":" in self.host else _LOOPBACK
@@ -98,12 +101,15 @@ def _split(listen: str, words: ListeningWords) -> tuple[str, int | None]:
 
 
 def bracketed(host: str) -> str:
-    """Return a host as it is written before a port: IPv6 addresses in brackets."""
+    """Return a host as it is written before a port: IPv6 addresses in brackets, others as they are."""
     return f"[{host}]" if ":" in host else host
 
 
 def _read_token(file: Path, words: ListeningWords) -> str:
-    """Return the token in a file; raise SettingsError if it cannot be read, is short, or has other characters."""
+    """Return the token in a file; raise SettingsError if the file cannot be read or holds no token.
+
+    A token has at least 16 characters, all printable ASCII without spaces.
+    """
     try:
         token = file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -80,7 +80,7 @@ class WorkerView:
 
 
 def unready_worker(worker: WorkerView, now_s: float) -> str:
-    """Return the reason for sending a worker no trainer, or "" if it serves."""
+    """Return the reason, a word of REASONS, for sending a worker no trainers, or "" if it serves."""
     is_silent = now_s - worker.heard_s > worker.heartbeat_timeout_s
     # In this order: a worker that drains is meant to end, and one whose loop hangs knows nothing of the rest.
     return _first_reason(
@@ -111,7 +111,7 @@ class CoordinatorView:
 
 
 def unready_coordinator(coordinator: CoordinatorView, now_s: float) -> str:
-    """Return the reason why a coordinator is not to be relied on, or "" if it serves."""
+    """Return the reason, a word of REASONS, why a coordinator is not to be relied on, or "" if it serves."""
     return _first_reason(
         draining=coordinator.is_stopping,
         loop=now_s - coordinator.turned_s > LOOP_S,

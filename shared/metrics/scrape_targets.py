@@ -34,8 +34,9 @@ def instance_of(labels: Mapping[str, str]) -> str:
 def job_targets(report: Mapping[str, Any], host: str, port: int) -> list[dict[str, Any]]:
     """Return the scrape targets of a job, for HTTP service discovery: its coordinator and its workers.
 
-    `host` and `port` are where the coordinator was asked. A worker is left out if its address is a loopback one and the
-    coordinator was not asked over loopback, because the scraper could not reach it.
+    `host` and `port` are where the coordinator was asked. A worker is left out if it has no address, or if its address
+    is a loopback one and the coordinator was not asked over loopback, because the scraper could not reach it. Raise
+    SettingsError if `host` and `port`, or a worker's address, form no endpoint.
     """
     is_local = is_loopback(f"tcp://{host}:{port}")
     targets = [_target(f"{host}:{port}", {"job": report["job"], "role": "coordinator"})]
@@ -67,7 +68,7 @@ class TargetFile:
         draft.replace(self._path)
 
     def close(self) -> None:
-        """Remove the file, unless a newer process has replaced it."""
+        """Remove the file, unless a newer process has replaced it or it is gone, and release its lock."""
         # By inode: a successor of the same name may have renamed its own file into place.
         with contextlib.suppress(FileNotFoundError):
             if has_name(self._file, self._path):
@@ -76,7 +77,10 @@ class TargetFile:
 
 
 def remove_dead_targets(folder: Path) -> list[str]:
-    """Remove the files of dead processes, and return their names."""
+    """Remove the files of dead processes, and return their names without `.json`.
+
+    Files of other users, which cannot be opened, stay.
+    """
     dead = [path for path in sorted(folder.glob("*.json")) if not _is_locked(path)]
     for path in dead:
         path.unlink(missing_ok=True)
@@ -84,7 +88,7 @@ def remove_dead_targets(folder: Path) -> list[str]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether a living process holds the file; True also if the file cannot be opened."""
+    """Return whether a living process holds the file; True also if the file is gone or another user's."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):

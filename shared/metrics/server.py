@@ -83,7 +83,7 @@ class MetricSamples:
 
     @classmethod
     def single(cls, metric: Metric, value: float, *labels: str) -> MetricSamples:
-        """Return the samples of a metric that has one value."""
+        """Return the samples of a metric that has one value, under these values of its labels."""
         return cls(metric, {labels: value})
 
 
@@ -129,7 +129,7 @@ class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
         self._log.info("metrics are served", address=self.bound)
 
     def _write_target(self, folder: Path, labels: Mapping[str, str]) -> TargetFile | None:
-        """Write the target file, or log a warning and return None if the folder is closed or full."""
+        """Write the target file, or log a warning and return None if that fails with OSError."""
         try:
             return TargetFile(folder, self.address, labels)
         except OSError as error:
@@ -137,7 +137,10 @@ class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
             return None
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Stop the server and remove its target file; requests being answered are cut off."""
+        """Stop the server and remove its target file; requests being answered are cut off.
+
+        Wait at most `timeout_s` for the server's thread to end.
+        """
         if self._target_file is not None:
             self._target_file.close()
         self._closing = True
@@ -186,7 +189,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Return whether there is room for the connection."""
+        """Return whether the connection got a place; if there is no room, an older connection is ended for it."""
         return self.connections.admit(request, time.monotonic())
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:

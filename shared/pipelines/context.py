@@ -56,9 +56,9 @@ class PipelineContext:
         self.marked = 0
 
     def add_lengths(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Add the length of each axis that varies as `<key>_length`, or `<key>_length_<axis>` after the first axis.
+        """Return the data set with the length of each axis that varies, as `<key>_length` for axis 0.
 
-        Raise SettingsError unless elements are dicts.
+        For a later axis the name is `<key>_length_<axis>`. Raise SettingsError unless elements are dicts.
         """
         import tensorflow as tf  # only where pipelines are built
 
@@ -79,16 +79,25 @@ class PipelineContext:
         return dataset.padded_batch(max_rows or self.default_max_rows)
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Divide the pipeline: the part above runs in workers, the part below in trainers. Call it once."""
+        """Divide the pipeline: the part above runs in workers, the part below in trainers. Call it once.
+
+        Each side overrides this; the base class raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def prefetch_to_consumer_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Prefetch elements to the trainer's device; the last step of a pipeline."""
+        """Prefetch elements to the trainer's device; the last step of a pipeline.
+
+        Here, and so in a worker, the data set is returned as it is.
+        """
         return dataset
 
 
 def default_pipeline(context: PipelineContext) -> tf.data.Dataset:
-    """Build the pipeline used if there is no function: the base's samples with their lengths, in padded batches."""
+    """Build the pipeline used if there is no function: the base's samples with their lengths, in padded batches.
+
+    Raise SettingsError unless the base's elements are dicts, or if the context's marker raises it.
+    """
     dataset = context.padded_batch(context.add_lengths(context.base_dataset))
     return context.prefetch_to_consumer_device(context.map_producer_to_consumer(dataset))
 
@@ -143,7 +152,8 @@ def _dict_spec(dataset: tf.data.Dataset, asked: str) -> dict[str, Any]:
 def with_plain_keys(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
     """Return the data set with keys as they are below the marker: without colons, `size:key:axis` as a length.
 
-    Raise SettingsError if two keys become the same.
+    Return the same data set if no key has a colon or elements are no dicts. Raise SettingsError if two keys become the
+    same.
     """
     spec = dataset.element_spec
     if not isinstance(spec, dict) or not any(":" in str(key) for key in spec):
@@ -155,7 +165,10 @@ def with_plain_keys(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
 
 
 def _plain_key(key: str) -> str:
-    """Return a key without colons; `size:key:axis` becomes `<key>_length`, with the axis' number for a later axis."""
+    """Return a key without colons: `size:key:axis` as `<key>_length` for axis 0, else as `<key>_length_<axis>`.
+
+    In any other key each colon becomes an underscore.
+    """
     kind, *rest = key.split(":")
     if kind != _SIZE or len(rest) != 2:
         return key.replace(":", "_")
@@ -163,5 +176,5 @@ def _plain_key(key: str) -> str:
 
 
 def unfit(where: str, expected: str, got: str, remedy: str) -> SettingsError:
-    """Return the error of a data set that cannot go through the marker."""
+    """Return the SettingsError of a data set that cannot go through the marker; `where` is the pipeline's place."""
     return SettingsError(expected=expected, got=got, where=f"{where}, before map_producer_to_consumer", remedy=remedy)

@@ -28,7 +28,8 @@ _BYTES, _SIZES, _FLAT, _ROWS, _AT, _DENSE = "bytes", "sizes", "flat", "rows_", "
 def parted(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
     """Return the data set with each value replaced by its parts; the same data set if no value has parts.
 
-    Raise SettingsError if a value is neither dense, ragged nor sparse.
+    A data set whose elements are no dicts is returned as it is. Raise SettingsError if a value is neither dense, ragged
+    nor sparse.
     """
     import tensorflow as tf  # only where pipelines are built
 
@@ -68,7 +69,7 @@ def parts_of(key: str, value: Any) -> dict[str, Any]:
 
 
 def joined_values(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by key, joined from all their parts."""
+    """Return the values by key, each joined from all its parts; a value without parts is returned as it is."""
     grouped: dict[str, dict[str, Any]] = {}
     for name, part in parts.items():
         key, _, kind = name.partition(":")

@@ -68,7 +68,7 @@ class ElementValue:
 
 
 def fields_of_element(values: Iterable[ElementValue]) -> tuple[Field, ...]:
-    """Return the fields that carry these values on the wire."""
+    """Return the fields that carry these values on the wire: its values for each, and its shape if an axis varies."""
     return tuple(field for value in values for field in _fields(value))
 
 
@@ -100,7 +100,10 @@ def _value(field: Field, known: Mapping[str, Field]) -> ElementValue:
 def flat_values(
     values: Iterable[ElementValue], element: Mapping[str, NDArray[np.generic]]
 ) -> dict[str, NDArray[np.generic]]:
-    """Return the element as its fields carry it: flattened values, with their shapes."""
+    """Return the element as its fields carry it.
+
+    A value with an axis that varies is flattened, with its shape beside it; others are as they are.
+    """
     flat: dict[str, NDArray[np.generic]] = {}
     for value in values:
         array = element[value.key]
@@ -114,7 +117,7 @@ def flat_values(
 
 
 def element_of(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the element that a batch of the plain iterator carries; an empty place of its shard has no rows."""
+    """Return the element in the first row of a batch of the plain iterator; an empty place of its shard has no rows."""
     element = {}
     for key in [name.removesuffix(_VALUES) for name in batch if name.endswith(_VALUES)]:
         values, shape = batch[key + _VALUES][0], batch.get(key + _SHAPE)
@@ -125,7 +128,7 @@ def element_of(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def digest_of(flat: Mapping[str, NDArray[np.generic]]) -> int:
-    """Return a hash of an element: positive, and small enough for a column of an index."""
+    """Return a 60-bit hash of an element's keys, shapes and bytes: positive, so that it fits an index's column."""
     parts = (part for key in sorted(flat) for part in (f"{key} {flat[key].shape}", flat[key].tobytes()))
     # 15 hexadecimal digits are 60 bits, below the sign bit of an int64.
     return int(fingerprint(*parts)[:15], 16) or 1
@@ -142,7 +145,7 @@ class SentGraph:
     graph: bytes
 
     def encode(self) -> bytes:
-        """Return values and graph as bytes."""
+        """Return values and graph as one msgpack frame."""
         described = [[value.key, value.dtype, value.shape] for value in self.values]
         return msgpack.packb([described, self.graph])  # type: ignore[no-any-return] # bytes
 
@@ -163,12 +166,12 @@ class SentGraph:
 
 
 def _described(key: str, dtype: str, shape: list[int | None]) -> ElementValue:
-    """Return a value of the element; raise ValueError if it is not one."""
+    """Return a value of the element; raise ValueError or TypeError if it is not one."""
     if not isinstance(key, str) or dtype not in DTYPES or not all(size is None or size >= 0 for size in shape):
         raise ValueError
     return ElementValue(key, dtype, tuple(shape))
 
 
 def digest_of_graph(content: bytes) -> str:
-    """Return the fingerprint that names this content."""
+    """Return the fingerprint that names this content: 128 bits in hexadecimal."""
     return fingerprint(content)

@@ -190,7 +190,8 @@ class Job:
 def parse_job(toml: str, where: str) -> Job:
     """Parse a job file; raise SettingsError if it is not valid.
 
-    The tables of streams stay raw: source, planner and transforms read their parts later.
+    That is wrong syntax, an unknown table or setting of the job, no stream, a stream's name that is no label, or a
+    wrong `like`. The tables of streams stay raw: source, planner and transforms read their parts later.
     """
     document = _document(toml, where)
     for key in document:
@@ -267,7 +268,9 @@ def _check_names(streams: Mapping[str, Table], where: str) -> None:
 def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
     """Return the stream's own table laid over the one it is `like`; sub-tables are merged key by key.
 
-    Raise SettingsError if that is no other stream of the job, or one that is like another itself.
+    Without `like` it is the stream's own table. Otherwise it is for evaluation unless a table sets that, and then it
+    inherits no `epoch_parts`, and of a curriculum of `max_length` only the last stage. Raise SettingsError if `like`
+    names no other stream of the job, or one that is like another itself.
     """
     own = streams[name]
     model = own.get("like")
@@ -311,14 +314,14 @@ def _inherited(model: Table, own: Table) -> Table:
 
 
 def _transform_tables(stream: Table) -> set[str]:
-    """Return the names that tables of a stream's transforms may have."""
+    """Return the names that tables of a stream's transforms may have: each whole name, and its part after a colon."""
     names = stream.get("transforms", ())
     known = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return {part for name in known for part in (name, name.rpartition(":")[2])}
 
 
 def _is_curriculum(value: object) -> bool:
-    """Return whether a value is a table with an entry for each of some epochs."""
+    """Return whether a value is a table that is not empty and whose keys are all epochs, of at most 9 digits."""
     if not isinstance(value, dict) or not value:
         return False
     return all(epoch.isascii() and epoch.isdecimal() and len(epoch) < 10 for epoch in value)

@@ -64,7 +64,7 @@ _SHOWN_KEY = 60
 def refuse_beyond_bounds(document: object) -> None:
     """Raise BadValue if a document holds a value that no setting takes and no message could show.
 
-    Such values are integers of more than 64 bits, strings with a NUL, and very deep nesting.
+    Such values are integers of more than 64 bits, strings or keys with a NUL, and nesting of 16 levels or more.
     """
     # Level by level instead of recursively: a file of nothing but brackets must not exhaust the stack.
     level = [("", document)]
@@ -134,14 +134,20 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def label(value: object) -> str:
-    """Return a name that can serve as a folder, a metric's label and a word of a log line; raise BadValue otherwise."""
+    """Return a name that can serve as a folder, a metric's label and a word of a log line; raise BadValue otherwise.
+
+    It has up to 100 ASCII letters, digits, dots, dashes and underscores, and begins with a letter or digit.
+    """
     if not isinstance(value, str) or not _LABEL.fullmatch(value):
         raise BadValue("up to 100 letters, digits, dots, dashes and underscores, the first a letter or digit")
     return value
 
 
 def texts(value: object) -> tuple[str, ...]:
-    """Return a list of strings as a tuple; a single string counts as a list of one. Raise BadValue otherwise."""
+    """Return a list of non-empty strings as a tuple; a single such string counts as a list of one.
+
+    An empty list stays empty. Raise BadValue otherwise.
+    """
     if isinstance(value, str):
         return (text(value),)
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
@@ -158,7 +164,7 @@ class FileName(str):
 
 
 def file(value: object) -> FileName:
-    """Return the name of a file; raise BadValue unless it is a string.
+    """Return the name of a file; raise BadValue unless it is a string that is not empty.
 
     A transform gets the file's path instead, and the file's content enters its fingerprint instead of the name.
     """
@@ -168,7 +174,8 @@ def file(value: object) -> FileName:
 def by_key(parse: Parser) -> Parser:
     """Return a parser for tables whose values all have one kind.
 
-    It gives pairs sorted by key, because settings are hashed.
+    It gives pairs sorted by key, because settings are hashed. It raises BadValue for anything but a table, for an empty
+    table, and if `parse` refuses a value.
     """
 
     def parse_each(value: object) -> tuple[tuple[str, Any], ...]:
@@ -183,7 +190,7 @@ def by_key(parse: Parser) -> Parser:
 
 
 def tables(value: object) -> tuple[Table, ...]:
-    """Return a list of tables, as [[…]] makes it; raise BadValue otherwise."""
+    """Return a list of tables, as [[…]] makes it; raise BadValue otherwise, for an empty list too."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         raise BadValue("a list of tables")
     return tuple(value)
@@ -197,7 +204,10 @@ def flag(value: object) -> bool:
 
 
 def whole(minimum: int, maximum: int = 2**62) -> Parser:
-    """Return a parser for integers between bounds."""
+    """Return a parser for integers from `minimum` to `maximum`.
+
+    It raises BadValue for anything else, for true and false too.
+    """
 
     def parse(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
@@ -213,7 +223,10 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def number(minimum: float, maximum: float = float("inf")) -> Parser:
-    """Return a parser for numbers between bounds."""
+    """Return a parser that gives numbers from `minimum` to `maximum` as floats.
+
+    It raises BadValue for anything else, for true and false too.
+    """
 
     def parse(value: object) -> float:
         if not _is_number(value) or not minimum <= value <= maximum:
@@ -224,7 +237,10 @@ def number(minimum: float, maximum: float = float("inf")) -> Parser:
 
 
 def numbers(minimum: float, maximum: float = float("inf")) -> Parser:
-    """Return a parser for non-empty lists of numbers between bounds; a single number counts as a list of one."""
+    """Return a parser for non-empty lists of numbers between bounds; a single number counts as a list of one.
+
+    It gives a tuple of floats, and raises BadValue for an empty list and for any other entry.
+    """
     parse_number = number(minimum, maximum)
 
     def parse(value: object) -> tuple[float, ...]:
@@ -238,7 +254,7 @@ def numbers(minimum: float, maximum: float = float("inf")) -> Parser:
 
 
 def choice(*names: str) -> Parser:
-    """Return a parser for one of several names."""
+    """Return a parser for one of several names; it raises BadValue for anything else, with the nearest name."""
 
     def parse(value: object) -> str:
         if value not in names:
@@ -267,7 +283,11 @@ _BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2*
 
 
 def amount(*units: str) -> Parser:
-    """Return a parser for a number with one of these units, written as one string: "300 s"."""
+    """Return a parser for a number with one of these units, written as one string: "300 s".
+
+    It raises BadValue for anything else: another unit, a negative number, or more than 15 digits before or after the
+    point.
+    """
 
     def parse(value: object) -> Amount:
         expected = " or ".join(f'"<number> {unit}"' for unit in units)
@@ -282,7 +302,10 @@ def amount(*units: str) -> Parser:
 
 
 def duration_s(value: object) -> float:
-    """Return a duration such as "2 s" or "500 ms" in seconds; raise BadValue otherwise."""
+    """Return a duration such as "2 s" or "500 ms" in seconds; raise BadValue otherwise.
+
+    Units are us, ms, s, min and h.
+    """
     parsed: Amount = amount(*_SECONDS)(value)
     return parsed.value * _SECONDS[parsed.unit]
 
@@ -296,7 +319,10 @@ def timeout_s(value: object) -> float:
 
 
 def byte_count(value: object) -> int:
-    """Return the bytes of a size such as "2 GiB"; raise BadValue otherwise."""
+    """Return the bytes of a size such as "2 GiB", rounded down; raise BadValue otherwise.
+
+    Units are B, kB, MB, GB, KiB, MiB and GiB.
+    """
     parsed: Amount = amount(*_BYTES)(value)
     return int(parsed.value * _BYTES[parsed.unit])
 
@@ -305,7 +331,10 @@ _BAD_LIMIT = re.compile(rf"\s*({_NUMBER})\s*(%|samples?)\s*")
 
 
 def bad_limit(value: object) -> BadLimit:
-    """Return a limit from a share such as 0.01 or "1 %", or a number such as "20 samples"; raise BadValue otherwise."""
+    """Return a limit from a share such as 0.01 or "1 %", or a number such as "20 samples"; raise BadValue otherwise.
+
+    A share is from 0 to 1, or from 0 to 100 %; a number of samples is whole.
+    """
     if _is_number(value) and 0 <= value <= 1:
         return BadLimit(float(value))
     match = _BAD_LIMIT.fullmatch(value) if isinstance(value, str) else None

@@ -24,7 +24,10 @@ _T = TypeVar("_T")
 
 @contextlib.contextmanager
 def placing(where: str) -> Iterator[None]:
-    """Prefix `where` to the place of SettingsErrors from the block, unless they have it already."""
+    """Prefix `where` to the place of a SettingsError from the block, unless it begins with that already.
+
+    The error is raised again, as a plain SettingsError.
+    """
     try:
         yield
     except SettingsError as error:
@@ -59,7 +62,7 @@ def read_tables(
 
 
 def _read(kind: type[_T], table: Table, where: str) -> _T:
-    """Return one dataclass read from its part of a table; raise SettingsError if a required setting is missing."""
+    """Return one dataclass read from its part of a table; raise SettingsError for a missing or invalid setting."""
     values = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name in table:
@@ -75,7 +78,10 @@ def _read(kind: type[_T], table: Table, where: str) -> _T:
 
 
 def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
-    """Return a setting as its parser has it; raise SettingsError with the setting's place if it refuses the value."""
+    """Return a setting as its parser has it; raise SettingsError with the setting's place if it refuses the value.
+
+    A SettingsError that the parser raises gets the place of the table prefixed.
+    """
     try:
         with placing(where):  # for a parser that knows the remedy, and only the place within the setting
             return field.metadata["parse"](value)

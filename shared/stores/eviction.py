@@ -45,7 +45,7 @@ def last_use_ns(path: Path) -> int:
 
 
 def stored_files(folder: str | Path) -> Iterator[StoredEntry]:
-    """Yield each file of a folder with its bytes; files that vanish meanwhile are skipped."""
+    """Yield last use, bytes and path of each entry of a folder; files that vanish meanwhile are skipped."""
     # Not pathlib, which takes much longer: making room looks at every entry, and there may be very many.
     with os.scandir(folder) as files:
         for file in files:
@@ -55,10 +55,11 @@ def stored_files(folder: str | Path) -> Iterator[StoredEntry]:
 
 
 def remove_unlocked(path: str, *, truncate: bool) -> bool:
-    """Remove a file unless somebody has it locked; return whether it is gone.
+    """Remove a file unless somebody has it locked; return whether it is gone, which it may have been before.
 
-    With `truncate` its bytes are freed at once, even if others have it open. Files that are mapped must not be
-    truncated: a process that reads beyond the end of one is killed (SIGBUS).
+    A link, pipe or second name of another file in its place is removed, and its target left as it is. With `truncate`
+    the bytes are freed at once, even if others have the file open. Files that are mapped must not be truncated: a
+    process that reads beyond the end of one is killed (SIGBUS).
     """
     try:
         handle = open_own(path, os.O_RDWR)

@@ -36,7 +36,10 @@ CLOSED_REMEDY = "Let this user write there (chown, chmod, a mount that is not re
 
 
 def why_closed(place: Path) -> str:
-    """Return the reason why a file or folder can be neither written nor made, or "" if it can."""
+    """Return the reason why a file or folder can be neither written nor made, or "" if it can.
+
+    An OSError while looking is such a reason as well.
+    """
     try:
         existing = place.absolute()
         # What does not exist yet can be made if its nearest existing folder may be written to.
@@ -75,7 +78,8 @@ def refuse_closed(folder: Path, *, where: str) -> None:
 def open_own(path: Path | str, flags: int, mode: int = 0o644) -> int:
     """Open a file of ours and return its descriptor; raise MachineError if something else is in its place.
 
-    `mode` are the rights of a file that is made by this. Raise OSError as `os.open` does.
+    That is a link, a pipe, a device, or a second name of another file. `mode` are the rights of a file that is made by
+    this. Raise OSError as `os.open` does.
     """
     # Without O_NONBLOCK, opening a pipe that somebody planted would wait for its other end for ever.
     try:
@@ -104,8 +108,9 @@ def draft_of(path: Path) -> Path:
 def replacing(path: Path, draft: Path | None = None, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Open a draft that replaces `path` at the end of the block: synced and whole, or not at all.
 
-    `draft` is its name if it is to be made in another folder than `path`. Without `sync` a power cut may leave a torn
-    file under the final name: only for content that is checked when it is read.
+    If the block raises, the draft is removed and `path` stays as it is. `draft` is its name if it is to be made in
+    another folder than `path`; raise FileExistsError if it exists. Without `sync` a power cut may leave a torn file
+    under the final name: only for content that is checked when it is read.
     """
     draft = draft or draft_of(path)
     try:

@@ -64,7 +64,7 @@ class FollowedEndpoint:
         self.look()
 
     def look(self) -> None:
-        """Read the address from the file, if there is one; keep the last address if that fails.
+        """Read the address from the file, if there is one; keep the last address and note the problem if that fails.
 
         Raise SettingsError if the file is unsafe and no address is known yet.
         """
@@ -83,9 +83,10 @@ class FollowedEndpoint:
             self.address = address
 
     def has_moved(self, connected: str, quiet_s: float, now_s: float) -> bool:
-        """Return whether the coordinator's address differs from the connected one.
+        """Return whether the coordinator's address differs from the connected one; False if there is no file.
 
-        The file is read only after a silence of `_QUIET_S`, and at most every `_PAUSE_S`.
+        The file is read only after a silence of `_QUIET_S`, and at most every `_PAUSE_S`; return False in between.
+        Raise SettingsError if the file is unsafe and no address is known yet.
         """
         if self._file is None or quiet_s < _QUIET_S or now_s < self._look_s:
             return False
@@ -105,7 +106,8 @@ class FollowedEndpoint:
 def _read(file: Path, *, encrypted: bool) -> str:
     """Return the endpoint in the file.
 
-    Raise OSError if it holds none, and SettingsError if others may write it and no keys are used.
+    Raise OSError if it cannot be read, is no regular file or holds no endpoint, RuntimeError for links that lead in a
+    circle, and SettingsError if others may write it and no keys are used.
     """
     file = file.resolve()
     number = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a pipe would block
@@ -126,7 +128,10 @@ def _read(file: Path, *, encrypted: bool) -> str:
 
 
 def _refuse_others(file: Path, status: os.stat_result) -> None:
-    """Raise SettingsError if others than this user and root may write the file or replace it in its folder."""
+    """Raise SettingsError if others than this user and root may write the file or replace it in its folder.
+
+    A folder that others may write to is accepted if it is sticky, such as /tmp.
+    """
     for path, state in ((file, status), (file.parent, file.parent.stat())):
         # In a sticky folder, such as /tmp, others may add files but not replace this one.
         is_sticky_folder = stat.S_ISDIR(state.st_mode) and bool(state.st_mode & stat.S_ISVTX)

@@ -152,7 +152,8 @@ def _plain_part(part: Part, check: Check) -> list[Any]:
 def decode(frame: bytes | memoryview) -> Message:
     """Return the message in a frame, every field within its bounds.
 
-    Raise ProtocolError if it is none: VersionError if the peer speaks another version.
+    Raise ProtocolError if it is none, or longer than MAX_FRAME: VersionError if the peer speaks another version. A
+    Refused is read in every version.
     """
     # Before unpacking: what a frame costs in memory is bounded by its length alone.
     if len(frame) > MAX_FRAME:
@@ -165,7 +166,10 @@ def decode(frame: bytes | memoryview) -> Message:
 
 
 def _opened(envelope: Any) -> Message:
-    """Return the message in an unpacked frame; raise ProtocolError or VersionError if it is none of ours."""
+    """Return the message in an unpacked frame; raise ProtocolError or VersionError if it is none of ours.
+
+    A Refused of another version is read as well.
+    """
     if type(envelope) is not list or len(envelope) != 3 or type(envelope[0]) is not int:
         raise _garbage("another structure", "[version, kind, fields]")
     version, kind, fields = envelope

@@ -144,7 +144,7 @@ SHARE = Integer(0, 1000)
 
 
 def clipped(prose: str) -> str:
-    """Return as much of a text as a message can carry, escaped."""
+    """Return as much of a text as a message can carry, 4000 characters, escaped as `escaped` does."""
     # Cut after escaping, which makes a text longer.
     return escaped(prose)[: PROSE.longest]
 

@@ -60,12 +60,12 @@ class PayloadEncoding:
 
     @property
     def plain(self) -> bool:
-        """Return whether payloads are sent as they are."""
+        """Return whether payloads are sent as they are: with full float32 items and uncompressed."""
         return self.float32 == "float32" and self.compression == "none"
 
 
 def require_library(encoding: PayloadEncoding) -> None:
-    """Raise SettingsError if the compression's library is not installed here."""
+    """Raise SettingsError if the compression's library is not installed here; do nothing without compression."""
     if encoding.compression != "none":
         _library(encoding.compression)
 
@@ -130,7 +130,10 @@ def _round_to_float16(items: NDArray[np.float32]) -> None:
 
 
 def encode_payload(payload: NDArray[np.uint8], layout: Layout, encoding: PayloadEncoding) -> memoryview:
-    """Return the bytes to send for a payload that was rounded to the float32 form of this encoding."""
+    """Return the bytes to send for a payload that was rounded to the float32 form of this encoding.
+
+    With the plain encoding they are a view of the payload. Raise SettingsError if the compression's library is missing.
+    """
     if encoding.float32 != "float32":
         payload = _narrowed(payload, layout, encoding.float32)
     return memoryview(_compressed(payload, encoding.compression))  # type: ignore[arg-type]
@@ -158,7 +161,7 @@ def _narrow(items: NDArray[np.float32], narrow: NDArray[Any]) -> None:
 
 
 def _on_wire(layout: Layout, float32: str) -> Layout:
-    """Return the layout of the encoded payload, before compression."""
+    """Return the layout of the encoded payload before compression: float32 tensors have two bytes an item, or four."""
     if float32 == "float32":
         return layout
     narrow = _WIRE_DTYPES[float32]
@@ -169,7 +172,10 @@ def _on_wire(layout: Layout, float32: str) -> Layout:
 
 
 def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint8] | bytes:
-    """Return the payload compressed; lz4 without its size, which the receiver knows from the layout."""
+    """Return the payload compressed, or the payload itself for "none"; raise SettingsError if the library is missing.
+
+    An lz4 block has no size, which the receiver knows from the layout.
+    """
     if compression == "none":
         return payload
     library = _library(compression)
@@ -184,7 +190,8 @@ def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint
 def decode_payload(data: Any, layout: Layout, encoding: PayloadEncoding, out: NDArray[np.uint8]) -> None:
     """Write the plain payload to `out`, all `layout.nbytes` of it.
 
-    `data` comes from another machine: raise ProtocolError if it is not such a payload.
+    `data` comes from another machine: raise ProtocolError if it is not such a payload. Raise SettingsError if the
+    compression's library is missing.
     """
     assert out.nbytes == layout.nbytes
     wire = _on_wire(layout, encoding.float32)
@@ -203,7 +210,7 @@ def decode_payload(data: Any, layout: Layout, encoding: PayloadEncoding, out: ND
 
 
 def _widen(narrow: NDArray[Any], items: NDArray[np.float32]) -> None:
-    """Write 16-bit items as float32 ones."""
+    """Write 16-bit items, float16 or bfloat16 as uint16, as float32 ones of the same value."""
     if narrow.dtype == np.float16:
         with np.errstate(all="ignore"):  # a signalling NaN, which only a foreign program would send
             items[...] = narrow
@@ -212,7 +219,10 @@ def _widen(narrow: NDArray[Any], items: NDArray[np.float32]) -> None:
 
 
 def _decompressed(data: Any, nbytes: int, compression: str) -> NDArray[np.uint8]:
-    """Return exactly `nbytes` decompressed bytes; raise ProtocolError for anything else."""
+    """Return exactly `nbytes` decompressed bytes; raise ProtocolError for anything else.
+
+    Raise SettingsError if the compression's library is missing.
+    """
     if compression == "lz4":
         data = _from_lz4(data, nbytes)
     elif compression == "zstd":
@@ -224,7 +234,10 @@ def _decompressed(data: Any, nbytes: int, compression: str) -> NDArray[np.uint8]
 
 
 def _from_lz4(data: Any, nbytes: int) -> bytes:
-    """Return `nbytes` bytes of an lz4 block; raise ProtocolError if it is not such a block."""
+    """Return `nbytes` bytes of an lz4 block; raise ProtocolError if it is not such a block.
+
+    Raise SettingsError if the library is missing. A block of fewer bytes comes back as it is.
+    """
     lz4 = _library("lz4")
     try:
         plain: bytes = lz4.decompress(data, uncompressed_size=nbytes)
@@ -234,7 +247,10 @@ def _from_lz4(data: Any, nbytes: int) -> bytes:
 
 
 def _from_zstd(data: Any, nbytes: int) -> bytes:
-    """Return `nbytes` bytes of a zstd frame; raise ProtocolError if it is not such a frame."""
+    """Return `nbytes` bytes of a zstd frame; raise ProtocolError if it is not such a frame.
+
+    Raise SettingsError if the library is missing.
+    """
     zstd = _library("zstd")
     try:
         # The library allocates as much as a frame claims, so check the claim first: a few bytes could claim gigabytes.

@@ -48,7 +48,7 @@ def _folders(roles: Collection[Role]) -> str:
 
 
 def refused(code: str, expected: str, got: str, remedy: str) -> m.Refused:
-    """Return a Refused with texts cut to what a message carries."""
+    """Return a Refused with texts cut to what a message carries, 4000 characters each."""
     # Cut here and not in the codec: a text may quote a user's file or a traceback, and a message that is too long would
     # not be sent at all.
     return m.Refused(code=code, expected=clipped(expected), got=clipped(got), remedy=clipped(remedy))

@@ -43,7 +43,7 @@ class Sealer:
         self.number = 0
 
     def seal_payload(self, data: memoryview, sealed: NDArray[np.uint8]) -> int:
-        """Seal into a buffer that is TAG_BYTES longer than the data; return the payload's number."""
+        """Seal into a buffer that is TAG_BYTES longer than the data; return the payload's number, counted from 1."""
         # Raised before sealing, and also if that fails: a number that may have been used once is never used again.
         self.number += 1
         self._cipher.encrypt_into(_nonce(_PAYLOAD, self.number), data, None, sealed.data)
@@ -92,7 +92,8 @@ class Opener:
     def open_payload_into(self, number: int, sealed: memoryview, place: NDArray[np.uint8]) -> bool:
         """Open the payload of the header with this number into `place`; return False if it is not authentic.
 
-        In that case the bytes written there are useless.
+        Return False as well, before anything is written, unless it is TAG_BYTES longer than `place`; otherwise the
+        bytes written there are useless in that case.
         """
         from cryptography.exceptions import InvalidTag
 

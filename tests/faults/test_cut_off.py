@@ -13,7 +13,7 @@ from tests.support.behind import BEATS, SLACK_S, SLOW, TIMEOUT_S, WAYS, Behind, 
 from tests.support.fleet import fleet
 from tests.support.loaders import wait_until, write_job
 from tests.support.proxy import DOWN, UP, Proxy, messages_of
-from trainer_client.core.asking.wants import HEDGED_SHARE
+from trainer_client.core.asking.wants import WANTS_PER_HEDGE
 from trainer_client.session.metrics import ASKED, HEDGED, STALE_BATCHES, SUSPECTED
 
 
@@ -118,7 +118,7 @@ def test_batches_from_before_a_short_cut_are_dropped_and_counted_if_others_came_
         metered(one.endpoint, tmp_path, shared_memory=shared_memory) as (feed, value),
     ):
         calm, _ = read_epoch(feed)
-        while value(ASKED) < HEDGED_SHARE * (value(HEDGED) + 3):  # on a busy machine many were asked twice
+        while value(ASKED) < WANTS_PER_HEDGE * (value(HEDGED) + 3):  # on a busy machine many were asked twice
             assert read_epoch(feed)[0] == calm
         before: dict[str, float] = {}
         read, held = [0], proxy.ways[DOWN]

@@ -91,7 +91,7 @@ class AttachedStream:
 
     @property
     def due_s(self) -> float:
-        """Return the latest time at which `decide` has to be called again."""
+        """Return the latest time at which `decide` has to be called again, as the earliest of all parts' timers."""
         parts = (self.connections.due_s(), self.questions.due_s, self.results.due_s, self.job_end.due_s)
         return min(self._tick_s, self.sharing.due_s, *parts)
 
@@ -104,7 +104,11 @@ class AttachedStream:
         self.sharing.excuse(now_s)
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
-        """Take in an Attached message, the first one or one after the coordinator was away."""
+        """Take in an Attached message, the first one or one after the coordinator was away.
+
+        Learn the group size of later epochs, connect to the listed workers, and have the sharing of batches go on, or
+        begin anew if a checkpoint is restored (`restores`).
+        """
         # The answer's list of workers may be short: a coordinator that was just restarted knows only a few. So the list
         # opens connections here, and closes none.
         self.upcoming.regroup(answer.next_group)
@@ -169,7 +173,11 @@ class AttachedStream:
                 self.sharing.take(event, now_s)
 
     def _pass(self, seq: int, slot: int) -> None:
-        """Advance the head behind batch `seq`, which was consumed, as were all before it."""
+        """Advance the head behind batch `seq`, which was consumed, as were all before it.
+
+        Do nothing if that batch is not upcoming any more, or is not in this slot: the report is about a former
+        sequence.
+        """
         entry = self.upcoming.entries.get(seq)
         # After a redirection the entry is gone, or its batch is in another slot: a late report must not move the head
         # of the new sequence.
@@ -199,7 +207,10 @@ class AttachedStream:
     # --- workers ---
 
     def hear_worker(self, event: e.WorkerSent, now_s: float) -> bool:
-        """Handle a worker's message; return False if it was not expected, or the connection serves no worker."""
+        """Handle a worker's message; return False if it was not expected, or the connection serves no worker.
+
+        A Welcome, a refusal and an answer to a question are always expected.
+        """
         match event.message:
             case m.Welcome() | m.Refused():
                 self.connections.take(event, now_s)
@@ -250,7 +261,8 @@ class AttachedStream:
         """End the feed once no worker has been able to build the head for `lost_timeout_s`.
 
         If all known workers refused it, or the job ends without draining, one heartbeat timeout is enough. A worker
-        that could build the head may be listed and not connected yet, so every listed worker is tried first.
+        that could build the head may be listed and not connected yet, so every listed worker is tried first. Nothing
+        ends while the head is ready, or a second time.
         """
         head = self.upcoming.entries.get(self.upcoming.head)
         refused = head.refused if head is not None else {}
@@ -303,7 +315,12 @@ class JobEnd:
         self._ordered: i.EndReading | None = None
 
     def hear(self, word: m.JobEnds, now_s: float) -> None:
-        """Order readers to stop, drain or stand still, as the coordinator says."""
+        """Order readers to stop, drain or stand still, as the coordinator says.
+
+        In queue mode readers drain if the coordinator allows it, and has never forbidden it before; ranks in lockstep
+        stand still until the coordinator names the last round, and then end before it. All others stop at once. An
+        order that has not changed is not given again, except to stand still.
+        """
         # The message is repeated, and a later one may forbid draining; a repetition that was on its way meanwhile must
         # not allow it again.
         self.drains = word.drains and self.drains is not False
@@ -320,7 +337,7 @@ class JobEnd:
             self._end(i.EndReading(job_ended(), at_once=False, last=last, waits=self.drains))
 
     def tick(self, now_s: float) -> None:
-        """Stop readers at once if the coordinator has been silent for too long."""
+        """Stop a rank's readers at once if the coordinator, after announcing the end, has been silent for too long."""
         if now_s >= self.due_s:
             self.due_s = float("inf")
             self._end(i.EndReading(job_ended(), at_once=True))

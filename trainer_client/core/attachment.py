@@ -66,7 +66,10 @@ class Attachment:
 
     @property
     def due_s(self) -> float:
-        """Return when a message to the coordinator is due next."""
+        """Return when a message is due next, or the connection is to be replaced; infinity once the feed is over.
+
+        Before the first request, when nothing is due, it is infinity as well.
+        """
         if self._is_over:
             return float("inf")
         if self._open:
@@ -79,7 +82,10 @@ class Attachment:
         return self._asked_done is not None
 
     def ask(self, cursor: Cursor | None, now_s: float, *, waiting: int | None, done: DoneSet | None = None) -> None:
-        """Request to attach at this cursor with the next `tick`; `waiting` is the serial of the waiting caller."""
+        """Request to attach at this cursor with the next `tick`; `waiting` is the serial of the waiting caller.
+
+        It is None if no caller waits. The request replaces an open one, whose answer is dropped from now on.
+        """
         self._serial += 1
         # The coordinator had nothing to answer until now, so its silence so far is no reason to replace the connection.
         self._silence.excuse(now_s)
@@ -99,7 +105,8 @@ class Attachment:
     def tick(self, members: int, now_s: float) -> None:
         """Send the request or heartbeat that is due; replace the connection if the coordinator is silent.
 
-        On a replaced connection an open request is repeated at once. `members` is the version of the worker list.
+        On a replaced connection an open request is repeated at once. Do nothing once the feed is over. `members` is the
+        version of the worker list.
         """
         if self._is_over:
             return
@@ -113,7 +120,8 @@ class Attachment:
     def _renew(self, now_s: float) -> None:
         """Replace the connection if nothing has been heard on it for the heartbeat timeout.
 
-        One side may have lost the connection without noticing, and would wait for ever.
+        One side may have lost the connection without noticing, and would wait for ever. Do nothing if we are not
+        attached and no request is open.
         """
         if (self.attached or self._open) and self._silence.lose_patience(now_s, self._timeout_s):
             self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
@@ -125,7 +133,10 @@ class Attachment:
         self._silence.hear(now_s)
 
     def wait(self, wait: m.Wait, now_s: float) -> None:
-        """Put the open request off for as long as the coordinator asks, because it is not ready yet."""
+        """Put the open request off for as long as the coordinator asks, because it is not ready yet.
+
+        Drop and count an answer to any other request.
+        """
         if self._take_answer(wait.serial):
             self.last_reason = wait.reason
             self._again_s = now_s + wait.retry_ms / 1000
@@ -140,7 +151,11 @@ class Attachment:
         return answers
 
     def agree(self, attached: m.Attached, now_s: float) -> bool:
-        """Become attached; return False if this answers another request, or another position than the requested one."""
+        """Become attached; return False if this answers another request, or another position than the requested one.
+
+        An answer to another request is only counted. In lockstep, another epoch or number, or another group in
+        mid-epoch, is passed on by `refuse` as a ProtocolError. In queue mode any position is right.
+        """
         if not self._take_answer(attached.serial):
             return False
         requested, cursor = self._asked, attached.cursor
@@ -170,7 +185,9 @@ class Attachment:
     def refuse(self, error: StokerError, *, serial: int | None = None) -> None:
         """Pass a refusal to the waiting caller; end the feed if no caller waits, or a newer trainer has our rank.
 
-        A refusal with the `serial` of another than the open request is dropped.
+        A newer trainer counts only if we were attached. Unless our elastic world is over, the end of the feed also
+        hangs up, and nothing is sent any more. Drop a refusal with the `serial` of another than the open request, and
+        any that comes after the end.
         """
         if self._is_over or (serial is not None and not self._take_answer(serial)):
             return
@@ -186,7 +203,11 @@ class Attachment:
                 self._out.append(i.HangUp())
 
     def come_back(self, now_s: float) -> None:
-        """Attach again at the first cursor: the coordinator does not know us, after its restart or our long silence."""
+        """Attach again where a caller attached last: the coordinator was restarted or lost us, and does not know us.
+
+        In queue mode there is no such cursor, because the coordinator knows the position. Do nothing if a request is
+        open already, or the feed is over.
+        """
         if not self._open and not self._is_over:
             self.ask(self._attached_at, now_s, waiting=None)
 
@@ -196,7 +217,10 @@ class Attachment:
 
 
 def attach_request(settings: CoreSettings, cursor: Cursor | None, done: DoneSet | None) -> m.Attach:
-    """Return the request to attach at this cursor, or in queue mode with this done-set."""
+    """Return the request to attach at this cursor, or in queue mode with this done-set.
+
+    Its serial is 1 and its tenure None, for the caller to replace.
+    """
     ranks = settings.ranks
     return m.Attach(
         serial=1,

@@ -51,7 +51,11 @@ class Core:
         self._is_out = False
 
     def handle(self, events: Iterable[e.Event], now_s: float) -> list[i.Instruction]:
-        """Take in the events of a turn; return the instructions that follow, in the order to carry them out."""
+        """Take in the events of a turn; return the instructions that follow, in the order to carry them out.
+
+        If the last turn was more than half a heartbeat timeout ago, this process stalled, and all timers are restarted
+        first.
+        """
         # A process that was stopped finds everyone silent when it goes on, and would give up all workers at once.
         if self.stream is not None and now_s - self._seen_s > self.stream.spec.heartbeat_timeout_s / 2:
             self.stream.excuse(now_s)
@@ -68,7 +72,10 @@ class Core:
         return out
 
     def _decide(self, now_s: float) -> tuple[int, float]:
-        """Let the stream decide; return the version of its worker list, and when it has to decide again."""
+        """Let the stream decide; return the version of its worker list, and when it has to decide again.
+
+        Return 0 and infinity before the coordinator has agreed.
+        """
         if self.stream is None:
             return 0, float("inf")
         self.stream.decide(now_s)
@@ -126,7 +133,11 @@ class Core:
             self._out.append(i.Fail(world_over(reason)))
 
     def _on_attached(self, answer: m.Attached, now_s: float) -> None:
-        """Become attached, or take in what changed while the coordinator was away; refuse an answer of another plan."""
+        """Become attached, or take in what changed while the coordinator was away; refuse an answer of another plan.
+
+        Ignore an answer that `Attachment.agree` does not accept. A refusal for another plan goes to the waiting caller,
+        or ends the feed if no caller waits.
+        """
         if not self.attachment.agree(answer, now_s):
             return
         if self.stream is None:

@@ -49,7 +49,10 @@ def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:
 
 
 def failing_machines(entry: Entry, last: StokerError) -> StokerError:
-    """Return the error for a batch that several machines failed at, through no fault of the data."""
+    """Return the MachineError for a batch that several machines failed at, through no fault of the data.
+
+    It names every reason once, with its machines; what was expected, and what to do, come from the last failure.
+    """
     return MachineError(
         expected=last.expected,
         got="; ".join(_once_each(entry.failures))[:4000],
@@ -59,7 +62,10 @@ def failing_machines(entry: Entry, last: StokerError) -> StokerError:
 
 
 def _once_each(failures: list[str]) -> list[str]:
-    """Return the failures, each "worker: reason", merged to one entry per reason with all its workers in front."""
+    """Return the failures, each "worker: reason", merged to one entry per reason with all its workers in front.
+
+    A reason that came more than once has the number of times behind it.
+    """
     workers: dict[str, list[str]] = {}
     for failure in failures:
         worker, _, reason = failure.partition(": ")
@@ -83,7 +89,7 @@ def other_plan(ours: str, theirs: str) -> StokerError:
 
 
 def refused_by_all(last: StokerError, refused: int, listed: int) -> StokerError:
-    """Return the last worker's refusal again, with the number of workers that refused in its `where`."""
+    """Return the last refusal again, an error of its class, with the number of workers that refused in its `where`."""
     where = f"{last.where} (refused by {refused} of {listed} workers)"
     if isinstance(last, RefusedError):
         return RefusedError(code=last.code, expected=last.expected, got=last.got, where=where, remedy=last.remedy)
@@ -136,9 +142,10 @@ def leases_withheld(stream: str, job: str, timeout_s: float) -> StokerError:
 
 
 def nobody_left(tried: list[str], listed: int, timeout_s: float, failing: Failing | None = None) -> StokerError:
-    """Return the error for a feed without a worker that could build its head.
+    """Return the LostError for a feed without a worker that could build its head.
 
-    If a worker could not even begin to serve (`failing`), its error is the likely cause, and is returned instead.
+    If a worker could not even begin to serve (`failing`), its error is the likely cause, and is returned as a DataError
+    instead. Of the workers that were tried, ten are named.
     """
     if failing is not None:
         return DataError(

@@ -42,17 +42,22 @@ class Lockstep:
         self._opened: Opened | None = None
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
-        """Learn the epoch's number of batches from the coordinator's answer."""
+        """Learn the epoch's number of batches from the coordinator's answer, and serve a reader that waits for it."""
         self.learn(answer.cursor.epoch, answer.cursor.group, answer.batches, now_s)
 
     def learn(self, epoch: int, group: int, batches: int, now_s: float) -> None:
-        """Note how many batches an epoch has, and serve the reader that waits to know."""
+        """Note how many batches an epoch has; serve the reader that waits, if this is the epoch that it waits for."""
         self._upcoming.learn(epoch, group, batches)
         if self._opened is not None:
             self.open(self._opened, now_s)
 
     def open(self, event: Opened, now_s: float) -> None:
-        """Serve this reader from now on; keep prefetched batches if they are those that the reader needs next."""
+        """Serve this reader from now on; keep prefetched batches if they are those that the reader needs next.
+
+        If they are not, cancel all open wants and begin where the reader stands. If the size of its epoch is not known
+        yet, ask workers for it, and serve the reader when the answer comes, unless a newer reader was opened meanwhile.
+        A reader that starts at or behind the end of its epoch is ended.
+        """
         # A reader that was dropped in mid-epoch may have taken batches that nobody trained on. The next reader starts
         # before those (the sequence is redirected), or they would be missing from the epoch.
         upcoming = self._upcoming
@@ -73,7 +78,10 @@ class Lockstep:
             self._out.append(i.Restart(event.reader, upcoming.head))
 
     def extend(self, most: int, now_s: float) -> range:
-        """Add up to `most` batches and return their numbers; ask workers for the size of the next epoch if needed."""
+        """Add up to `most` batches and return their numbers; ask workers for the size of the next epoch if needed.
+
+        Fewer are added, perhaps none, while that size is not known, or if the pass to repeat is empty.
+        """
         seqs = self._upcoming.extend(most)
         missing = self._upcoming.missing()
         if missing is not None:

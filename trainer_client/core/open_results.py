@@ -42,7 +42,7 @@ class OpenResults:
         self.due_s = now_s
 
     def tick(self, now_s: float) -> None:
-        """Send all open results, if that is due."""
+        """Send all open results if that is due: at once after a new one, and then every second while any is open."""
         # A receipt is not enough: a coordinator that was restarted has forgotten the results of an epoch that not all
         # ranks had reported. So they are repeated until the answer covers all ranks.
         if now_s >= self.due_s:
@@ -50,7 +50,10 @@ class OpenResults:
             self.due_s = now_s + _PAUSE_S if self._open else float("inf")
 
     def receive(self, aggregate: m.Aggregate) -> bool:
-        """Pass an answer to the caller; return False if its result is not open. Close it if all ranks have reported."""
+        """Pass an answer to the caller; return False if its result is not open.
+
+        If all ranks have reported, close the result and all earlier ones.
+        """
         if aggregate.serial not in self._open:
             return False
         self._out.append(i.AnswerResults(aggregate))
@@ -60,7 +63,7 @@ class OpenResults:
 
 
 def results_message(settings: CoreSettings, report: ResultsReported) -> m.Results:
-    """Return the message that reports a result to the coordinator."""
+    """Return the message that reports a result to the coordinator; too long a reason for the end is shortened."""
     return m.Results(
         stream=settings.stream,
         incarnation=settings.incarnation,

@@ -54,7 +54,8 @@ class CoreSettings:
 def slots_for(settings: CoreSettings, spec: StreamSpec) -> tuple[int, int]:
     """Return how many ordinary slots to make, and how many batches to prefetch, within `prefetch_bytes`.
 
-    There are always at least two slots and a prefetch of one, whatever their size.
+    There are always at least two slots and a prefetch of one, whatever their size. The setting `prefetch` counts for
+    each replica; without it, the number suits the size of batches. A verifier always wants VERIFY_WANTS batches.
     """
     replicas = settings.ranks.replicas
     wanted = (settings.prefetch or max(_USUAL_PREFETCH, 2 * spec.at_a_time)) * replicas

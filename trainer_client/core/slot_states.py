@@ -71,14 +71,17 @@ class SlotStates:
         return Ticket(slot, self._generations[slot])
 
     def offer(self, ticket: Ticket) -> None:
-        """Offer the slot to consumers: its batch has arrived. Raise AssertionError if the ticket is stale."""
+        """Offer the slot to consumers: its batch has arrived.
+
+        Raise AssertionError if the ticket is stale, or the slot is not lent.
+        """
         self._require_current(ticket)
         self._move(ticket.slot, "offer")
 
     def release(self, ticket: Ticket) -> None:
         """Free a lent slot that nobody can write into any more: it got no batch, or one that is not needed.
 
-        Raise AssertionError if the ticket is stale.
+        Raise AssertionError if the ticket is stale, or the slot is not lent.
         """
         # Not before: a worker that is stopped in the middle of a write, and whose want is built elsewhere, goes on
         # writing into whatever the slot holds by then.
@@ -86,19 +89,25 @@ class SlotStates:
         self._move(ticket.slot, "release")
 
     def take(self, slot: int) -> None:
-        """Note that a consumer took the batch."""
+        """Note that a consumer took the batch; raise AssertionError if the slot was not on offer."""
         self._move(slot, "take")
 
     def take_back(self, slot: int) -> None:
-        """Free the slot of an offered batch that was retracted before a consumer took it."""
+        """Free the slot of an offered batch that was retracted before a consumer took it.
+
+        Raise AssertionError if the slot was not on offer.
+        """
         self._move(slot, "take back")
 
     def hand_back(self, slot: int) -> None:
-        """Free the slot after the consumer's last reference is gone."""
+        """Free the slot after the consumer's last reference is gone.
+
+        Raise AssertionError unless a consumer has the slot, or it is on offer: a consumer may have taken it unnoticed.
+        """
         self._move(slot, "hand back")
 
     def state(self, slot: int) -> SlotState:
-        """Return the slot's state."""
+        """Return the state of this slot, which may be the reserve."""
         return self._states[slot]
 
     def count(self, state: SlotState) -> int:

@@ -71,11 +71,17 @@ class StreamSpec:
 
     @cached_property
     def at_a_time(self) -> int:
-        """Return how many batches a framework should take at once: up to 16 if they are small, 1 if large."""
+        """Return how many batches a framework should take at once: up to 16 if they are small, 1 if large.
+
+        As many as fit into 1 MiB, reckoned with the largest shape.
+        """
         return max(1, min(_MOST_AT_A_TIME, _AT_A_TIME_BYTES // max(1, self.largest_bytes())))
 
     def layout(self, shape: WireShape) -> Layout | None:
-        """Return the layout of a batch of this shape; None if no batch of this stream may have that shape."""
+        """Return the layout of a batch of this shape; None if no batch of this stream may have that shape.
+
+        A shape is allowed if its rows, and the lengths of all padded fields, lie within one of the stream's buckets.
+        """
         if shape not in self._layouts:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
@@ -95,7 +101,11 @@ class StreamSpec:
         return layout_of(self.fields, wanted) if fits else None
 
     def fits(self, header: Pushed, batch: UpcomingBatch) -> bool:
-        """Return whether the header announces the requested batch, in a permitted shape and with the right size."""
+        """Return whether the header announces the requested batch, in a permitted shape and with the right size.
+
+        The epoch, the number and whether it is empty must be those requested; its rows must not exceed those of its
+        shape.
+        """
         # A worker that answers with another batch under a valid ticket would be trained on unnoticed.
         wanted = (batch.position.epoch, batch.number, batch.empty)
         if (header.epoch, header.number, header.empty) != wanted:

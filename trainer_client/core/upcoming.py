@@ -147,7 +147,7 @@ class Entry:
         self.hedged = True
 
     def count_rows(self) -> bool:
-        """Return True the first time only."""
+        """Return whether the batch's rows are still to be counted: True the first time, False from then on."""
         # A batch that was taken back for the head and comes again delivers no new rows: counted twice, its bad samples
         # could end a job that is within its limit.
         is_first, self.counted = not self.counted, True
@@ -174,16 +174,25 @@ class Course:
         self._lap_batches: Iterator[UpcomingBatch] | None = None
 
     def next_lap(self) -> Position | None:
-        """Return where the next lap starts; None in the middle of a lap."""
+        """Return where the next lap starts; None in the middle of a lap.
+
+        A lap counts as ended only once `advance` has been called after its last batch.
+        """
         return self._at if self._lap_batches is None else None
 
     def missing(self) -> tuple[int, int] | None:
-        """Return the (epoch, group) whose size must be learnt before the course goes on; None if none is needed now."""
+        """Return the (epoch, group) whose size must be learnt before the course goes on; None if none is needed now.
+
+        None is needed in the middle of a lap, or if the size of the next lap's epoch is known.
+        """
         key = (self._at.epoch, self._at.group)
         return None if self._lap_batches is not None or key in self._known else key
 
     def advance(self) -> UpcomingBatch | None:
-        """Return the next batch; None while `missing` a size, or if the lap to repeat is empty."""
+        """Return the next batch; None while `missing` a size, or if the lap to repeat is empty.
+
+        Epochs that have no batches left are passed over, unless laps repeat.
+        """
         while True:
             if self._lap_batches is None:
                 if self.missing() is not None:
@@ -246,7 +255,10 @@ class Upcoming:
         return None if batches is None else position.number >= batches
 
     def extend(self, most: int) -> range:
-        """Add up to `most` batches, as far as sizes of epochs are known; return their numbers."""
+        """Add up to `most` batches, as far as sizes of epochs are known; return their numbers.
+
+        They are fewer, perhaps none, if a size is not known yet or the lap to repeat is empty.
+        """
         first = self.end
         while self.end - first < most:
             batch = self._course.advance()
@@ -257,7 +269,7 @@ class Upcoming:
         return range(first, self.end)
 
     def pass_to(self, head: int) -> None:
-        """Move the head to this number: every batch before it was consumed."""
+        """Move the head to this number: every batch before it was consumed. A lower number changes nothing."""
         for seq in range(self.head, head):
             del self.entries[seq]
         self.head = max(self.head, head)

@@ -65,7 +65,10 @@ class FeedArrays:
         return iter(self._given)
 
     def _array(self, array: NDArray[Any]) -> jax.Array | NDArray[Any]:
-        """Return the array as one of JAX, or as it is if JAX would cut its 64 bits."""
+        """Return the array as one of JAX, or as it is if JAX would cut its 64 bits.
+
+        With a sharding, it is this process's part of an array of all processes.
+        """
         if array.dtype.itemsize >= _WIDE and not jax.config.jax_enable_x64:
             return array
         if self._sharding is None:
@@ -77,6 +80,9 @@ class FeedArrays:
 
         Returns:
             A dict that JSON can hold.
+
+        Raises:
+            LostError: In queue mode: the coordinator did not answer.
         """
         return self._given.state()
 
@@ -87,8 +93,9 @@ class FeedArrays:
             state: What `get_state` returned, in this process or an earlier one.
 
         Raises:
-            SettingsError: The state is of another job, stream or plan.
+            SettingsError: The state is something else, or of another job, stream or plan.
             RefusedError: Other ranks stand at another cursor.
+            LostError: The coordinator did not answer.
         """
         self._given.restore(state)
 

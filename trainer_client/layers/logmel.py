@@ -85,7 +85,7 @@ class LogMel(TableLayer):
         return tf.pad(sound, [[0, 0], [0, tf.maximum(frames.window - tf.shape(sound)[1], 0)]])
 
     def _energies(self, sound: Any) -> Any:
-        """Return the mel energies of each frame."""
+        """Return the mel energies of each frame, `[rows, frames, bands]`, as Kaldi's if the convention is like it."""
         frames = self._frames
         windows = tf.signal.frame(sound, frames.window, frames.hop)
         if self._convention.like_kaldi:
@@ -94,7 +94,7 @@ class LogMel(TableLayer):
         return tf.matmul(tf.square(tf.math.real(spectrum)) + tf.square(tf.math.imag(spectrum)), self._filters)
 
     def _without_mean(self, windows: Any, sound: Any) -> Any:
-        """Return frames less their means, with pre-emphasis."""
+        """Return the frames of the sound, each less its mean, with pre-emphasis."""
         # Pre-emphasis is linear, so it may be applied to the whole sound, and the mean of a frame times 1 - EMPHASIS be
         # subtracted afterwards. Only a frame's first sample comes out otherwise, and the taper is zero there.
         raised = sound - EMPHASIS * tf.pad(sound, [[0, 0], [1, 0]])[:, :-1]
@@ -107,7 +107,7 @@ class LogMel(TableLayer):
         return logarithms * np.float32(10 / np.log(10)) if self._convention.decibels else logarithms
 
     def _in_range(self, bands: Any, own: Any) -> Any:
-        """Return the bands, none further below its row's maximum than the convention allows."""
+        """Return the bands, none further below its row's maximum than the convention allows, if it has such a limit."""
         if not self._convention.range_db:
             return bands
         loudest = tf.reduce_max(tf.where(own, bands, bands.dtype.min), axis=(1, 2), keepdims=True)
@@ -115,7 +115,7 @@ class LogMel(TableLayer):
 
 
 def _as_floats(audio: Any) -> Any:
-    """Return the sound from -1 to 1, as loaders have it."""
+    """Return the sound as float32 on the scale from -1 to 1, as loaders have it; int16 is divided by 2**15."""
     audio = tf.convert_to_tensor(audio)
     sound = tf.cast(audio, tf.float32)
     return sound / _FULL_SCALE if audio.dtype == tf.int16 else sound

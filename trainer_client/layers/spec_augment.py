@@ -71,7 +71,8 @@ class SpecAugment(TableLayer):
             training: Whether to mask stripes.
 
         Returns:
-            Features of the same shape.
+            Features of the same shape, with the row's mean or zeros in stripes, by `fill`. Steps behind a row's own
+            stay as they are.
         """
         if not training:
             return features
@@ -88,21 +89,24 @@ class SpecAugment(TableLayer):
         return tf.where(wiped, _mean(features, own) if stripes.fill == "mean" else tf.zeros_like(features), features)
 
     def _striped(self, stripes: int, most: Any, size: Any, places: Any) -> Any:
-        """Return which places of each row lie in a stripe."""
+        """Return which places of each row lie in a stripe, `[rows, places]`.
+
+        Stripes are at most `most` wide and lie within `size`.
+        """
         widths = self._drawn(stripes, most[:, tf.newaxis])
         starts = self._drawn(stripes, size[:, tf.newaxis] - widths)[..., tf.newaxis]
         place = tf.range(places)
         return tf.reduce_any((starts <= place) & (place < starts + widths[..., tf.newaxis]), axis=1)
 
     def _drawn(self, stripes: int, most: Any) -> Any:
-        """Draw whole numbers from 0 to `most` for each row."""
+        """Draw `stripes` whole numbers from 0 to `most` for each row."""
         shares = keras.random.uniform((tf.shape(most)[0], stripes), seed=self._generator, dtype="float32")
         drawn = tf.cast(shares * tf.cast(most + 1, tf.float32), tf.int32)
         return tf.minimum(drawn, most)  # a share next to 1 may be rounded up
 
 
 def _mean(features: Any, own: Any) -> Any:
-    """Return the mean of each row's own steps, `[rows, 1, 1]`."""
+    """Return the mean of each row's own steps, `[rows, 1, 1]`; 0 for a row without steps."""
     bands = tf.cast(tf.shape(features)[2], features.dtype)
     steps = tf.reduce_sum(tf.cast(own, features.dtype), axis=(1, 2), keepdims=True)
     total = tf.reduce_sum(tf.where(own, features, tf.zeros_like(features)), axis=(1, 2), keepdims=True)

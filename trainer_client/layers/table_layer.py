@@ -24,6 +24,6 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
         self.settings: Any = read_table(settings, table, type(self).__name__)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration from which `from_config` makes an equal layer."""
+        """Return the configuration for `from_config`, which makes an equal layer: name, dtype and settings."""
         config = super().get_config()
         return {"name": config["name"], "dtype": config["dtype"], **self._table}

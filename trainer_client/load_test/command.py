@@ -77,7 +77,7 @@ class LoadTestOrder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings that affect the figures."""
+        """Return the settings that affect the figures, by name; `step_ms` is None unless steps are simulated."""
         run = self.run
         own_job = {} if run.endpoint else {"workers": self.workers, "seed": self.seed}
         return {
@@ -95,7 +95,13 @@ class LoadTestOrder:
 
 
 def load_test(order: LoadTestOrder) -> int:
-    """Run the test, print and write its report, and return the exit code."""
+    """Run the test, print and write its report, and return the exit code.
+
+    It is 0 if nothing is broken, else the highest code of the trainers' errors, at least 1. Raise SettingsError if the
+    report's folder cannot be written or the older report cannot be read, JobError if our own loaders do not start,
+    AttachError if a trainer cannot attach, CrewError if a process of the test ends early, and KeyboardInterrupt at
+    Ctrl-C or SIGTERM.
+    """
     # Before anything runs: a folder or an old report that is of no use would be noticed only after minutes.
     if order.report is not None:
         refuse_closed(order.report, where="--report")
@@ -113,7 +119,10 @@ def load_test(order: LoadTestOrder) -> int:
 
 
 def _document(order: LoadTestOrder) -> dict[str, Any]:
-    """Run all repeats and return the report's document: settings, machine, figures, runs."""
+    """Run all repeats and return the report's document: settings, machine, figures, runs.
+
+    Raise JobError, AttachError, CrewError and KeyboardInterrupt as `load_test` does.
+    """
     described = machine()  # first, because it has the load before the test
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     runs = [_run(order, repeat) for repeat in range(order.repeats)]
@@ -134,7 +143,11 @@ def _document(order: LoadTestOrder) -> dict[str, Any]:
 
 
 def _run(order: LoadTestOrder, repeat: int) -> dict[str, Any]:
-    """Run one repeat, with loaders of its own unless running ones were named, and return its figures."""
+    """Run one repeat, with loaders of its own unless running ones were named, and return its figures.
+
+    Raise JobError if our own loaders do not start, AttachError if a trainer cannot attach, CrewError if a process of
+    the test ends early, and KeyboardInterrupt at Ctrl-C or SIGTERM.
+    """
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
         progress = stack.enter_context(progress_bar())
@@ -184,7 +197,10 @@ class OwnJob:
             raise
 
     def _wait_until_served(self, interrupts: Interrupts) -> str:
-        """Return the endpoint that the loaders print; raise JobError if they end first, or take too long."""
+        """Return the endpoint that the loaders print; raise JobError if they end first, or take longer than a minute.
+
+        Raise KeyboardInterrupt (or Terminated) at a signal.
+        """
         assert self._process is not None
         assert self._process.stdout is not None
         pipe, output, until_s = self._process.stdout.fileno(), b"", time.monotonic() + _READY_TIMEOUT_S
@@ -209,12 +225,12 @@ class OwnJob:
         return " / ".join(lines[-3:])
 
     def cpu_s(self) -> float:
-        """Return the processor time of all its processes so far."""
+        """Return the processor time of all its processes that still run, in seconds."""
         assert self._process is not None
         return sum(_cpu_s(pid) for pid in (self._process.pid, *_children(self._process.pid)))
 
     def close(self) -> None:
-        """End the loaders and remove the folder."""
+        """End the loaders, kill them if that takes longer than 15 s, and remove the folder."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             try:

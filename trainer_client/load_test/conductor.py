@@ -153,7 +153,8 @@ def conduct(
 ) -> Measured:
     """Run the test once, with all ranks in so many processes, and return the measurements.
 
-    Raise AttachError if a trainer cannot attach, and CrewError if a process ends early.
+    Raise AttachError if a trainer cannot attach, CrewError if a process ends early, and KeyboardInterrupt (or
+    Terminated) at a signal; all processes are ended in any case.
     """
     crews: list[_Process] = []
     try:
@@ -186,7 +187,10 @@ def _listen(
     is_done: Callable[[_Process], bool],
     on_progress: Callable[[int], None],
 ) -> None:
-    """Read messages of the crews until each is done; raise CrewError if one ends early."""
+    """Read messages of the crews until each is done; raise CrewError if one ends early.
+
+    Raise KeyboardInterrupt (or Terminated) at a signal.
+    """
     while waiting := {crew.file: crew for crew in crews if not is_done(crew)}:
         for file in interrupts.wait(list(waiting), None):
             waiting[file].hear()
@@ -194,7 +198,7 @@ def _listen(
 
 
 def _refuse_if_some_failed(crews: list[_Process]) -> None:
-    """Raise AttachError if any trainer could not attach."""
+    """Raise AttachError with the first error and its exit code if any trainer could not attach."""
     failures = [failure for crew in crews for failure in crew.failed]
     if failures:
         error, exit_code = failures[0]
@@ -208,7 +212,10 @@ def _refuse_if_some_failed(crews: list[_Process]) -> None:
 
 
 def _combined(crews: list[_Process], world: int) -> Measured:
-    """Return the combined measurements of all crews, with the audit."""
+    """Return the combined measurements of all crews, with the audit; each crew must have its result.
+
+    Raise ValueError if the world exceeds the group of a lap.
+    """
     measured, laps = Measured(), list[Lap]()
     for crew in crews:
         assert crew.result is not None
@@ -225,7 +232,7 @@ def _combined(crews: list[_Process], world: int) -> Measured:
 
 
 def _add(measured: Measured, trainer: dict[str, Any]) -> None:
-    """Add one trainer's counts and error."""
+    """Add one trainer's counts, its utilisation if it computed, and its error if it has one."""
     measured.steps += trainer["steps"]
     measured.rows += trainer["rows"]
     measured.nbytes += trainer["nbytes"]
@@ -259,7 +266,7 @@ class Interrupts:
             self._sending.send(b"!")
 
     def wait(self, files: Sequence[int], timeout_s: float | None) -> list[int]:
-        """Return the readable files once there are any, or after the timeout.
+        """Return the readable files once there are any, or none after the timeout (None: wait for ever).
 
         Raise KeyboardInterrupt (or Terminated) as soon as a signal comes, or if one came before.
         """

@@ -52,7 +52,7 @@ class _Crew:
         self._trainers = [ThinTrainer(self._run, rank, self._ready) for rank in order["ranks"]]
 
     def attach(self) -> None:
-        """Start all trainers, and return once each has attached or failed."""
+        """Start all trainers, and return once each has attached or failed; raise _Ended if our input ends meanwhile."""
         started = 0
         for done in range(len(self._trainers)):
             while started < min(len(self._trainers), done + _ATTACHING):
@@ -63,11 +63,14 @@ class _Crew:
                 _hear(0)
 
     def failed(self) -> list[tuple[str, int]]:
-        """Return the errors that kept trainers from attaching, with exit codes."""
+        """Return error and exit code of each failed trainer; after `attach`, of each that could not attach."""
         return [(trainer.error, trainer.exit_code) for trainer in self._trainers if trainer.error]
 
     def train(self) -> None:
-        """Train from the moment that the conductor names, report progress, and report the result at the end."""
+        """Train from the moment that the conductor names, report progress, and report the result at the end.
+
+        Raise _Ended if our input ends before.
+        """
         at_s = float(_hear(None)["begin_s"])
         for trainer in self._trainers:
             trainer.begin(at_s)
@@ -107,7 +110,7 @@ class _Crew:
         }
 
     def stop(self) -> None:
-        """Stop all trainers, waiting for them only briefly."""
+        """Stop all trainers, waiting for all together at most a second; those that still sleep through a step go on."""
         for trainer in self._trainers:
             trainer.stop()
         until_s = time.monotonic() + _LEAVING_S
@@ -123,7 +126,10 @@ def _say(**line: object) -> None:
 
 
 def _hear(timeout_s: float | None) -> dict[str, Any]:
-    """Return the conductor's next message, or nothing if none comes in time; raise _Ended when the input ends."""
+    """Return the conductor's next message, or an empty dict if none comes in time; raise _Ended when the input ends.
+
+    Without `timeout_s` wait for as long as it takes.
+    """
     if not select.select([0], [], [], timeout_s)[0]:
         return {}
     line = sys.stdin.readline()
@@ -133,7 +139,7 @@ def _hear(timeout_s: float | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the crew, and end the process."""
+    """Run the crew, and end the process with exit code 0; stop its trainers if the conductor closes our input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the conductor closes our input instead
     allow_many_files()
     start_logging(level="warning")

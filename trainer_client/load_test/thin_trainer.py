@@ -81,14 +81,14 @@ class ThinTrainer(threading.Thread):
         self._go.set()
 
     def stop(self) -> None:
-        """Stop training; safe from any thread."""
+        """Stop training, and end a wait for a batch; safe from any thread."""
         self._stopped = True
         self._go.set()
         if self._feed is not None:
             self._feed.interrupt(KeyboardInterrupt())
 
     def run(self) -> None:
-        """Attach and train, in the thread; keep an error as text and exit code."""
+        """Attach and train, in the thread; keep an error as text and exit code, unless `stop` caused it."""
         order = self._run
         try:
             self._feed = connect(
@@ -120,7 +120,11 @@ class ThinTrainer(threading.Thread):
         return self._stopped or time.monotonic() >= self._began_s + self._run.seconds
 
     def _lap(self, feed: Feed) -> None:
-        """Read an epoch to its end, or until time is up, and note which batches came."""
+        """Read an epoch to its end, or until time is up, and note which batches came.
+
+        Raise the feed's errors, such as LostError and, after `stop`, KeyboardInterrupt; the lap is not noted then.
+        Raise SettingsError if the stream is in queue mode.
+        """
         group, left = int(feed.state()["group"]), feed.rounds_left()
         # The lap begins at the start of an epoch, and an epoch is whole groups: rounds over the rounds of a group.
         batches = left // -(-group // self._run.world) * group
@@ -150,7 +154,10 @@ class ThinTrainer(threading.Thread):
         )
 
     def _next(self, reading: Reading) -> Batch | None:
-        """Return the next batch, or None at the end, and record how long it took to come."""
+        """Return the next batch, or None at the end, and record how long it took to come, except before the first step.
+
+        Raise the feed's errors, such as LostError and, after `stop`, KeyboardInterrupt.
+        """
         began_s = time.perf_counter()
         batch = next(reading, None)
         waited_us = int(1e6 * (time.perf_counter() - began_s))
@@ -160,7 +167,10 @@ class ThinTrainer(threading.Thread):
         return batch
 
     def _step(self, batch: Batch) -> None:
-        """Sleep as long as an accelerator would compute, and count the batch."""
+        """Sleep as long as an accelerator would compute, and count the batch.
+
+        The times count only from the end of the first step on.
+        """
         tally = self.tally
         if self._run.step_s:
             time.sleep(self._run.step_s)
@@ -175,7 +185,7 @@ class ThinTrainer(threading.Thread):
             self._first_end_s = now_s
 
     def result(self) -> dict[str, Any]:
-        """Return its counts as plain values."""
+        """Return its counts and laps as plain values, with its error ("" if none) and exit code."""
         tally = self.tally
         return {
             "rank": self.rank,

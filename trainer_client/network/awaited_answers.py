@@ -60,18 +60,21 @@ class AwaitedAnswers:
         return self._answers.pop(serial, None)
 
     def answer(self, serial: int, content: object) -> None:
-        """Resolve the request with this serial, if it is open."""
+        """Resolve the request with this serial; do nothing if it is not open."""
         answer = self.take(serial)
         if answer is not None:
             answer.set_result(content)
 
     def answer_results(self, aggregate: m.Aggregate) -> None:
-        """Resolve a report of results, unless its caller waits for all ranks and the answer covers only some."""
+        """Resolve a report of results, unless its caller waits for all ranks and the answer covers only some.
+
+        Do nothing if the report is not open.
+        """
         if aggregate.whole or aggregate.serial not in self._for_all_ranks:
             self.answer(aggregate.serial, aggregate)
 
     def answer_question(self, question: m.Message, content: object) -> None:
-        """Resolve all futures of this question to workers."""
+        """Resolve all futures of this question to workers; do nothing if nobody waits for it."""
         for answer in self._questions.pop(question, ()):
             answer.set_result(content)
 
@@ -94,9 +97,10 @@ class SilentWait:
         self._waited_s = 0.0
 
     def look(self, heard_s: float, looked_for_s: float, endpoint: str) -> None:
-        """Raise LostError if the coordinator has been silent for `patience_s` of looking.
+        """Raise LostError if the coordinator has been silent for more than `patience_s` of looking.
 
-        `heard_s` is the time of its last message, `looked_for_s` how long this look has waited.
+        `heard_s` is the time of its last message, `looked_for_s` how long this look has waited. A new message starts
+        the sum of looks again.
         """
         # The sum of the looks and not clock time: a process that was stopped must not blame the coordinator for it.
         self._waited_s = self._waited_s + looked_for_s if heard_s == self._heard_s else 0.0

@@ -89,7 +89,10 @@ class CoordinatorClient:
         return self._followed.problem
 
     def renew(self) -> None:
-        """Replace the connection; raise zmq.ZMQError if that fails, and keep the former one."""
+        """Replace the connection; raise zmq.ZMQError if that fails, and keep the former one.
+
+        Raise SettingsError if the coordinator's address is in an unsafe file, and none is known yet.
+        """
         self._followed.look()
         former, self.socket = self.socket, self._connect()
         former.close(linger=0)
@@ -104,7 +107,11 @@ class CoordinatorClient:
                 self.garbage += 1
 
     def send(self, message: m.Message) -> bool:
-        """Send a message if the connection is up, else drop it; return whether it was sent."""
+        """Send a message if the connection is up, else drop it; return whether it was sent.
+
+        If the coordinator has moved, the connection is replaced first. Raise SettingsError if its address is in an
+        unsafe file and none is known yet, and ValueError if the message exceeds the protocol's bounds.
+        """
         # A coordinator that was started on another host has written its new address into the file: this connection
         # would wait for the old one for ever.
         now_s = time.monotonic()
@@ -120,7 +127,11 @@ class CoordinatorClient:
 
 @contextlib.contextmanager
 def lone_client(endpoint: str, keys: ClientKeys | None) -> Iterator[CoordinatorClient]:
-    """Yield a connection with a context of its own, for a caller that has no feed yet; close both at the end."""
+    """Yield a connection with a context of its own, for a caller that has no feed yet; close both at the end.
+
+    Raise MachineError if this process may open too few files or has too little address space left, and SettingsError if
+    the endpoint is invalid or its file unsafe.
+    """
     refuse_small_limits_of_client()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     client = CoordinatorClient(context, endpoint, keys)
@@ -137,7 +148,8 @@ def wait_for_coordinator(endpoint: str, keys: ClientKeys | None, timeout_s: floa
     Raises:
         LostError: No answer came within `timeout_s`.
         RefusedError: The coordinator refused us.
-
+        SettingsError: The endpoint is invalid, or its file unsafe.
+        MachineError: Too few open files, or too little address space, are left.
     """
     # This comes before anything that takes long or takes a rank from another trainer: what it finds is cheap to find.
     check_coordinator(endpoint, where="connect")

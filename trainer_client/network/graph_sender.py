@@ -41,7 +41,8 @@ class Sending:
     def answer(self, answer: m.Message) -> m.GraphPiece | None:
         """Return the next piece after this answer; None if there is nothing to send but to wait.
 
-        Raise RefusedError if the answer is a refusal.
+        Note whether the coordinator has the whole graph, and whether its stream runs. An answer about another graph is
+        ignored. Raise RefusedError if the answer is a refusal.
         """
         if isinstance(answer, m.Refused):
             raise error_of(answer, "coordinator")
@@ -62,7 +63,8 @@ class Sending:
 def send_graph(endpoint: str, keys: ClientKeys | None, sending: Sending, silence_s: float) -> None:
     """Send the graph and return once the coordinator has it and its stream can be attached to.
 
-    Raise LostError if the coordinator is silent for `silence_s`, and RefusedError if it refuses the graph.
+    Raise LostError if the coordinator is silent for `silence_s`, and RefusedError if it refuses the graph or cannot run
+    it. Raise MachineError or SettingsError if no connection can be made (`lone_client`).
     """
     with lone_client(endpoint, keys) as client:
         heard_s, has_logged = time.monotonic(), False

@@ -50,7 +50,10 @@ class Inbox(Generic[T]):
         return self._ready.popleft()
 
     def retract(self, seq: int) -> T | None:
-        """Remove and return an item, whose number may then be put again; return None if it is not here."""
+        """Remove and return an item, whose number may then be put again; return None if it is not here.
+
+        Items behind it stay, but wait for this number.
+        """
         while self._ready and self._end > seq:
             self._end -= 1
             self._early[self._end] = self._ready.pop()

@@ -107,7 +107,7 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        """Return whether no batch is left for this reader."""
+        """Return whether no batch is left for this reader; False while its end is not known."""
         return self.end is not None and self.first + self.taken >= self.end
 
     def begin(self, head: int) -> None:
@@ -127,7 +127,7 @@ class Reader:
     def ends_before(self, offered: OfferedBatch) -> bool:
         """Return whether this batch belongs to a later epoch, and if so note the reader's end.
 
-        In queue mode nothing else tells where an epoch ends.
+        In queue mode nothing else tells where an epoch ends; in lockstep return False.
         """
         is_later = offered.batch.lease is not None and offered.batch.lap > self.start.epoch
         if is_later:
@@ -149,7 +149,7 @@ class Waiting:
         self.readers: dict[threading.Lock, Reader] = {}
 
     def newest(self) -> int:
-        """Return the serial of the newest waiting reader; there must be one."""
+        """Return the serial of the newest waiting reader; raise ValueError if no reader waits."""
         return max(reader.serial for reader in list(self.readers.values()))
 
     def add(self, bell: threading.Lock, reader: Reader) -> None:
@@ -215,7 +215,8 @@ class Outbox:
     def take(self, reader: Reader) -> OfferedBatch | None:
         """Wait for the next batch of this reader and return it; return None at the end of its epoch.
 
-        Raise the error that stopped the feed, ClosedError if feed or reader is closed, or EndedError if the job ended.
+        Raise the error that stopped the feed, ClosedError if feed or reader is closed, or EndedError if the job ended,
+        at once or before this reader's next round.
         """
         # In the usual case the batch is here, and taking it needs the lock once and no bell.
         with self._lock:
@@ -256,7 +257,7 @@ class Outbox:
         return None
 
     def _has_had_its_last(self, reader: Reader) -> bool:
-        """Return whether the job ends before the reader's next round."""
+        """Return whether the job ends before the reader's next round; False at the end of its epoch."""
         # A reader at the end of its epoch ends normally: that end is the same for all ranks, and comes first.
         return self._last is not None and reader.passed >= self._last and not reader.ended
 
@@ -276,7 +277,7 @@ class Outbox:
         return -1 if newest and self._wanted is reader else _LEFT_BEHIND_S
 
     def _may_take_over(self, reader: Reader) -> bool:
-        """Return whether this reader may replace the served one: it is newer, or that one is done or has paused."""
+        """Return whether this reader may be served now: no other is, or that one is older, done or has paused."""
         # An iterator that a framework abandoned is never closed, so a pause is the only sign of it.
         served = self._served
         if served is None or served.closed or served.ended or reader.serial > served.serial:
@@ -303,7 +304,8 @@ class Outbox:
     def take_alike(self, reader: Reader, first: OfferedBatch, most: int) -> list[OfferedBatch]:
         """Take and return up to `most` further batches that have arrived and have the shape of the first.
 
-        Stop at the first batch of another shape or epoch; never wait.
+        Stop at the first batch of another shape or epoch, or that may not go out because the job ends; never wait.
+        Return an empty list if there is none, or if another reader is served now.
         """
         alike: list[OfferedBatch] = []
         with self._lock:
@@ -327,7 +329,7 @@ class Outbox:
             return sum(loan() is not None for loan in list(self._loans.values())) - waiting > most
 
     def waiting_s(self, now_s: float) -> float:
-        """Return for how long a consumer has been waiting for a batch; 0 if none is."""
+        """Return for how many seconds a consumer has been waiting for a batch; 0 if none is."""
         since_s = self._waiting_since_s
         return now_s - since_s if since_s else 0.0
 
@@ -354,7 +356,10 @@ class Outbox:
             self._waiting.ring()
 
     def stand_still(self) -> tuple[int, int]:
-        """Hand out nothing more until the last round is known; return the first round of which nothing was taken."""
+        """Hand out nothing more until the last round is known; return epoch and number of the first round not begun.
+
+        They are those of the reader that asked to be served last, or (0, 0) if there was none.
+        """
         # Under the lock: a batch that is taken after this answer would be of a round that the ranks do not train on.
         with self._lock:
             self._is_still = True
@@ -365,7 +370,7 @@ class Outbox:
     ) -> None:
         """Make readers raise this error: at once, before the round `last`, or (by the session) after their batches.
 
-        `parted` says whether callers that wait for all ranks get the error as well.
+        `parted` says whether callers that wait for all ranks get the error as well. A later call replaces all of this.
         """
         with self._lock:
             self.ended, self._ends_at_once, self._last, self.parted = error, at_once, last, parted
@@ -377,7 +382,7 @@ class Outbox:
             self._waiting.ring()
 
     def raise_if_over(self) -> None:
-        """Raise the error that stopped the feed, or ClosedError if it is closed; else do nothing."""
+        """Raise the error that stopped the feed, or ClosedError if it is closed; do nothing if only the job ended."""
         if self.error is not None:
             raise self.error
         if self._closed:
@@ -390,14 +395,14 @@ class Outbox:
                 self.error = None
 
     def begin_anew(self, error: BaseException) -> None:
-        """Raise this error from now on, in a forked child."""
+        """Raise this error in all readers from now on, in a forked child; locks and waiting readers are replaced."""
         # A thread that does not exist here may have held the lock or a bell, and would never release them.
         self._lock = threading.RLock()
         self._waiting = Waiting()
         self.error = error
 
     def close(self) -> None:
-        """Make present and later readers raise ClosedError."""
+        """Make present and later readers raise ClosedError, or the error that stopped the feed before."""
         with self._lock:
             self._closed = True
             self._waiting.ring()
@@ -405,7 +410,7 @@ class Outbox:
     # --- for the receive thread ---
 
     def read_facts(self) -> Iterator[Event]:
-        """Yield the events of consumers since the last call, in order."""
+        """Yield the events of consumers since the last call, in order; a slot that came back is a `HandedBack`."""
         while self._facts:
             fact = self._facts.popleft()
             yield self._end_loan(fact) if isinstance(fact, _Loan) else fact
@@ -421,7 +426,7 @@ class Outbox:
         return bool(self._facts)
 
     def offer(self, offers: Iterable[Offer]) -> None:
-        """Make these batches available to consumers, and wake waiting readers."""
+        """Make these batches available to consumers, and wake them; raise AssertionError if a number came already."""
         with self._lock:
             for offer in offers:
                 claim = _Claim()
@@ -431,7 +436,7 @@ class Outbox:
             self._waiting.ring()
 
     def take_back(self, seq: int) -> bool:
-        """Take an offered batch back; return False if a consumer was faster."""
+        """Take an offered batch back; return False if a consumer was faster, or if it was not on offer."""
         # The consumer pops under the same lock, so exactly one of the two gets it.
         with self._lock:
             offered = self._inbox.retract(seq)
@@ -441,7 +446,11 @@ class Outbox:
             return offered is not None
 
     def serve(self, serial: int, head: int, *, ended: bool = False) -> None:
-        """Serve this reader with the batches from `head` on, or end it."""
+        """Serve this reader with the batches from `head` on, or end it, and wake waiting readers.
+
+        Do nothing for a reader if another has asked to be served since. If batches were taken meanwhile, so that `head`
+        is not the next, ask the core once more to serve this reader.
+        """
         with self._lock:
             reader = self._reader_of(serial)
             if reader is not None and ended:
@@ -454,7 +463,10 @@ class Outbox:
             self._waiting.ring()
 
     def restart(self, serial: int, head: int) -> None:
-        """Start over at `head` for this reader; the slots of dropped batches are handed back."""
+        """Start over at `head` for this reader; the slots of dropped batches are handed back.
+
+        If another reader has asked to be served since, none is served for now.
+        """
         with self._lock:
             self._settle()
             dropped = self._inbox.restart(head)

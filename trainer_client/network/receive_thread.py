@@ -115,7 +115,7 @@ class Wires:
         return ready
 
     def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
-        """Yield the events of messages on these sockets."""
+        """Yield the events of messages on these sockets; those of workers only once there are slots."""
         if self.coordinator.socket in ready:
             for message in self.coordinator.read():
                 yield e.CoordinatorSent(message)
@@ -123,12 +123,15 @@ class Wires:
             yield from self.workers.read(ready, now_s)
 
     def leave(self) -> None:
-        """Send the coordinator word that we leave the job."""
+        """Send the coordinator word that we leave the job; it is dropped if the connection is down."""
         core = self._settings.core
         self.coordinator.send(m.Detach(stream=core.stream, rank=core.ranks.rank, incarnation=core.incarnation))
 
     def close(self) -> None:
-        """Close sockets and memory, then run the functions in `at_end`; slots that are still referenced stay valid."""
+        """Close sockets and memory, then run the functions in `at_end`; slots that are still referenced stay valid.
+
+        An error of such a function is only logged, and the others still run.
+        """
         if self.workers is not None:
             self.workers.close_all()
         self.coordinator.close()
@@ -147,7 +150,8 @@ class Wires:
 def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
     """Run a receiver's turns until its wires have to end, or the receiver is not referenced any more.
 
-    An error in a turn stops the feed, so that it is raised in the consumer; the wires are closed in any case.
+    An error in a turn stops the feed, so that it is raised in the consumer; the wires are closed in any case. An error
+    in opening the wires is raised here, in the thread.
     """
     pause_ms = 0
     try:

@@ -74,7 +74,7 @@ def _refuse_nothing() -> None:
 
 
 def trainer_name() -> str:
-    """Return host and process id, as a name of this trainer in logs and errors."""
+    """Return "host:process id" of this process, as a name of this trainer in logs and errors."""
     return f"{os.uname().nodename}:{os.getpid()}"
 
 
@@ -115,7 +115,7 @@ class Receiver:
 
     @property
     def spec(self) -> StreamSpec:
-        """Return the coordinator's description of the stream."""
+        """Return the coordinator's description of the stream; it exists once `attach` has returned."""
         return self.stream.spec
 
     @property
@@ -125,7 +125,7 @@ class Receiver:
         return self._wires.memory
 
     def count_garbage(self) -> int:
-        """Return how many frames were not valid messages, and how many messages were not expected."""
+        """Return the number of frames that were not valid messages, plus that of messages that were not expected."""
         workers = self._wires.workers
         from_workers = workers.count_garbage() if workers is not None else 0
         return self._wires.coordinator.garbage + from_workers + self.core.strays
@@ -135,7 +135,10 @@ class Receiver:
         return self._wires.workers.count_fallbacks() if self._wires.workers is not None else 0
 
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
-        """Attach (again) at a cursor, or in queue mode with a done-set; raise LostError after `connect_timeout_s`."""
+        """Attach (again) at a cursor, or in queue mode with a done-set; raise LostError after `connect_timeout_s`.
+
+        Raise SettingsError for values out of bounds, the error of a refusal or a wrong answer, or the feed's error.
+        """
         refuse_unsendable(attach_request(self.settings.core, cursor, done), "restore" if cursor or done else "connect")
         serial, answer = self._answers.expect()
         self.outbox.tell(e.AttachAsked(serial, cursor, done))
@@ -145,7 +148,7 @@ class Receiver:
             raise self._no_coordinator() from None
 
     def _wait_for_coordinator(self, answer: Future[Attached]) -> Attached:
-        """Wait up to `connect_timeout_s`, but warn after 5 s that no coordinator answers: the endpoint may be wrong."""
+        """Wait up to `connect_timeout_s`, then raise TimeoutError; warn after 5 s that no coordinator answers."""
         timeout_s = self.settings.connect_timeout_s
         if timeout_s > WARN_AFTER_S:
             with contextlib.suppress(FutureTimeoutError):
@@ -160,28 +163,28 @@ class Receiver:
     def ask_state(self) -> DoneSet:
         """Return the done-set, in queue mode, once the coordinator has all reports of this trainer on disk.
 
-        Raise LostError if it does not answer within `lost_timeout_s`.
+        Raise LostError if it does not answer within `lost_timeout_s`, or the error of a feed that fails or is closed.
         """
         return self._wait_answered(self._request(e.StateAsked), "the coordinator to say what is done")
 
     def ask_sums(self) -> i.AnswerSums:
-        """Return the sums over all batches of the named evaluation, once the coordinator has this trainer's reports.
+        """Return the sums of the named evaluation, None while batches are unsettled; they include all our reports.
 
-        Raise LostError if it does not answer within `lost_timeout_s`.
+        Raise LostError if no answer comes within `lost_timeout_s`, or the error of a feed that fails or is closed.
         """
         return self._wait_answered(self._request(e.SumsAsked), "the coordinator to tell the sums of an evaluation")
 
     def ask_end(self) -> bool:
         """Wait, in queue mode, until the work after training is leased to us (True), or done by another (False).
 
-        Raise LostError if the coordinator is silent for `lost_timeout_s`.
+        Raise LostError if the coordinator is silent for `lost_timeout_s`, EndedError, or the error of a failed feed.
         """
         return self.wait_for(self._request(e.EndAsked), of_all=True)
 
     def settle_end(self, *, done: bool) -> None:
         """Report that the work after training is done, or failed; return when this is on the coordinator's disk.
 
-        Raise LostError if the coordinator does not answer within `lost_timeout_s`.
+        Raise LostError if no answer comes within `lost_timeout_s`, or the error of a feed that fails or is closed.
         """
         answer: Future[bool] = self._request(functools.partial(e.EndSettled, done=done))
         self._wait_answered(answer, "the coordinator to note that the work after training is done")
@@ -194,7 +197,7 @@ class Receiver:
         return answer
 
     def report_results(self, results: e.ResultsReported, *, whole: bool) -> Future[m.Aggregate]:
-        """Report results; return the future of the first answer, or with `whole` of the one about all ranks."""
+        """Report results or raise SettingsError; return the future of the first answer, or of the `whole` one."""
         refuse_unsendable(results_message(self.settings.core, results), "results")
         serial, answer = self._answers.expect(of_all=whole)
         self.outbox.tell(replace(results, serial=serial))
@@ -203,7 +206,7 @@ class Receiver:
     def ask_batches(self, epoch: int, group: int) -> int:
         """Return how many batches an epoch has; ask the workers if that is not known yet.
 
-        Raise LostError if none answers within `lost_timeout_s`.
+        Raise LostError after `lost_timeout_s` without an answer, SettingsError for a bad epoch, or the feed's error.
         """
         known = self.stream.upcoming.epochs.get((epoch, group))
         if known is not None:
@@ -214,7 +217,7 @@ class Receiver:
         return batches
 
     def ask_names(self, samples: Iterable[int]) -> list[str]:
-        """Return the source's names of these samples, asked of workers; raise SettingsError for an unknown number."""
+        """Return samples' names; raise SettingsError for unknown numbers, LostError unanswered, or the feed's error."""
         spec = self.spec
         queries = [m.NameQuery(stream=spec.stream, plan_digest=spec.plan_digest, sample=sample) for sample in samples]
         answers = [(query, self._put(query)) for query in queries]
@@ -253,8 +256,8 @@ class Receiver:
     def wait_for(self, answer: Future[_T], *, of_all: bool = False, timeout_s: float = math.inf) -> _T:
         """Return the answer; raise TimeoutError after `timeout_s`, and the error of a feed that fails or is closed.
 
-        If it depends on all ranks (`of_all`), raise also if they part at the end of the job, one is lost, or the
-        coordinator stays silent for `lost_timeout_s`.
+        An answer, or its error, that is here counts even then. If it depends on all ranks (`of_all`), raise EndedError
+        if they part, the error of `refuse_lost`, or LostError if the coordinator is silent for `lost_timeout_s`.
         """
         until_s = time.monotonic() + timeout_s
         silence = SilentWait(self.settings.core.lost_timeout_s)
@@ -275,7 +278,7 @@ class Receiver:
                 silence.look(self.core.attachment.heard_s, _LOOK_S, self.settings.endpoint)
 
     def wait_for_failure(self, timeout_s: float) -> BaseException | None:
-        """Return the error that stopped the feed, or stops it within this time, else None."""
+        """Return the error that stopped the feed, or stops it within this time; None if it goes on."""
         until_s = time.monotonic() + timeout_s
         while self.outbox.error is None and (left_s := until_s - time.monotonic()) > 0:
             with contextlib.suppress(FutureTimeoutError):
@@ -296,7 +299,7 @@ class Receiver:
             self._thread.join(timeout_s)
 
     def refuse_fork(self) -> None:
-        """Raise SettingsError in a process that was forked from the one with the thread."""
+        """Raise SettingsError in a process that was forked from the one with the thread; else do nothing."""
         if self._is_forked:
             self.outbox.raise_if_over()
 

@@ -55,8 +55,8 @@ class SealedPayload:
     def decode_into(self, layout: Layout, encoding: PayloadEncoding, place: NDArray[np.uint8]) -> None:
         """Open the payload and write it, decoded, into `place`.
 
-        Raise ProtocolError if it is not the payload of its header, or was changed. A plain payload is opened straight
-        into its place, without a copy.
+        Raise ProtocolError if it is not the payload of its header, or was changed, and SettingsError if the library of
+        its compression is missing. A plain payload is opened straight into its place, without a copy.
         """
         if encoding.plain:
             if not self._opener.open_payload_into(self._number, self._frame, place):
@@ -90,7 +90,10 @@ class SealedConnection:
         self._has_warned = False
 
     def make_seal(self) -> Seal:
-        """Make a new key for the next Hello; payloads are numbered from the start under it."""
+        """Return a Seal with a new key for the next Hello; payloads are numbered from the start under it.
+
+        Payloads under the former key are not opened any more, and a waiting Pong is dropped.
+        """
         # A number is sealed once under a key. A worker that restarted would begin at the first again, so each Hello
         # brings a key of its own.
         self._opener = Opener()
@@ -98,7 +101,10 @@ class SealedConnection:
         return Seal(self._opener.key, self._identity)
 
     def expect(self, port: int) -> None:
-        """Connect to the port that the worker sends payloads from, or hang up if it is 0."""
+        """Connect to the port that the worker sends payloads from, or hang up if it is 0.
+
+        A connection to that port stays as it is. A failure is logged, and mended at a later Pong.
+        """
         self._port = port
         self._follow()
 
@@ -107,7 +113,10 @@ class SealedConnection:
             self.renew()
 
     def renew(self) -> None:
-        """Replace the connection under the same identity; if that fails, log it and try again at each Pong."""
+        """Replace the connection under the same identity; if that fails, log it and try again at each Pong.
+
+        Hang up if the worker has no port for payloads.
+        """
         former = self.socket
         try:
             self.socket = (
@@ -124,7 +133,10 @@ class SealedConnection:
             former.close(linger=0)
 
     def read(self, now_s: float) -> Iterator[tuple[Pushed, SealedPayload]]:
-        """Yield the headers that have arrived, each with its payload; drop and count what the key does not open."""
+        """Yield the headers that have arrived, each with its payload; drop and count what the key does not open.
+
+        Messages that are not one header and one payload are dropped and counted as well.
+        """
         assert self.socket is not None
         for frames in read_waiting(self.socket, _TURN):
             header = self._open(frames[0].bytes)
@@ -145,7 +157,10 @@ class SealedConnection:
         return message if isinstance(message, Pushed) and not message.in_slot else None
 
     def note_fallback(self, now_s: float) -> None:
-        """Count a batch that came by the slower connection for messages; warn once if that goes on."""
+        """Count a batch that came by the slower connection for messages; warn once if that goes on for 2 s.
+
+        Do nothing if the worker has no port for payloads.
+        """
         # The first fallbacks are normal: they are built before the worker has seen this connection.
         if not self._port:
             return
@@ -177,7 +192,7 @@ class SealedConnection:
     def take_due(self, now_s: float, patience_s: float) -> tuple[Pong, bool] | None:
         """Remove and return the waiting Pong, with whether its payloads count as lost; None if it has to wait on.
 
-        Payloads count as lost if none has arrived for `patience_s`.
+        Payloads count as lost if none has arrived for `patience_s`. Return None as well if no Pong waits.
         """
         pong = self._early
         if pong is None:
@@ -196,7 +211,7 @@ class SealedConnection:
         return self._opener is not None and self._opener.number < pong.sealed
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up; do nothing if it is not connected."""
         self.expect(0)
 
 

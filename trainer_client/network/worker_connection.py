@@ -57,11 +57,14 @@ class WorkerConnection:
         return connect_watched_dealer(self._context, self.endpoint, self._keys, self._identity)
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        """Return the sockets to poll."""
+        """Return the sockets to poll: for messages, of the monitor and, if it is open, for sealed payloads."""
         return [socket for socket in (self.socket, self.monitor, self.sealed.socket) if socket is not None]
 
     def renew(self) -> None:
-        """Replace all sockets, and drop queued messages; raise zmq.ZMQError if that fails, and keep the former ones."""
+        """Replace all sockets, and drop queued messages; raise zmq.ZMQError if that fails, and keep the former ones.
+
+        Raise SettingsError if the worker's endpoint is no TCP endpoint.
+        """
         sockets = self._connect()  # first, so that a failure leaves the former connection as it is
         self._hang_up(linger=0)
         self._queued.clear()
@@ -69,11 +72,14 @@ class WorkerConnection:
         self.sealed.renew()
 
     def queue(self, message: Message) -> None:
-        """Queue a message for the next `flush`."""
+        """Queue a message for the next `flush`; raise ValueError if it exceeds the protocol's bounds."""
         self._queued.append(encode(message))
 
     def flush(self) -> bool:
-        """Send the queued messages; if the connection is down, drop them and return False."""
+        """Send the queued messages; if the connection is down, drop them and return False.
+
+        Return True if they were sent, or if there were none.
+        """
         # Dropped, not kept: the core then takes the connection for down, which voids the wants among them.
         queued, self._queued = self._queued, []
         try:
@@ -84,14 +90,21 @@ class WorkerConnection:
         return True
 
     def read_changes(self) -> Iterator[bool]:
-        """Yield each change of the connection: True if it came up, False if it went down."""
+        """Yield each change of the connection: True if it came up, False if it went down.
+
+        When it goes down, a Pong that was held back is dropped.
+        """
         for is_up in read_connection_events(self.monitor):
             if not is_up:
                 self.sealed.forget()
             yield is_up
 
     def read(self, now_s: float) -> Iterator[tuple[Message, memoryview | SealedPayload | None]]:
-        """Yield messages, with their payloads; hold back a Pong that overtook sealed payloads until they arrive."""
+        """Yield messages, with their payloads; hold back a Pong that overtook sealed payloads until they arrive.
+
+        A payload is None for a message that has none, or whose payload is missing. Frames that are not valid are
+        counted and dropped, with all behind them in the same multipart message.
+        """
         for frames in read_waiting(self.socket, _TURN):
             for message, payload in self._read_all(iter(frames)):
                 if isinstance(message, Welcome):
@@ -123,7 +136,7 @@ class WorkerConnection:
             self.sealed.expect(welcome.sealed_port)
 
     def read_late(self, now_s: float, patience_s: float) -> Iterator[tuple[Message, None]]:
-        """Yield the Pong that was held back, once its payloads are here or count as lost.
+        """Yield the Pong that was held back, once its payloads are here or count as lost; else yield nothing.
 
         If they are lost, so may be their connection, which is replaced.
         """
@@ -137,7 +150,9 @@ class WorkerConnection:
     def write(self, payload: memoryview | SealedPayload, digest: int, layout: Layout, place: NDArray[np.uint8]) -> bool:
         """Decode a payload into `place`; return whether it is the one that its header names.
 
-        A frame is checked by its digest. A sealed payload that opens needs no digest: the seal covers its header too.
+        A frame is checked by its digest. A sealed payload that opens needs no digest: the seal covers its header too. A
+        payload that cannot be decoded is counted as garbage. Raise SettingsError if the library of its compression is
+        missing.
         """
         try:
             if isinstance(payload, SealedPayload):
@@ -153,7 +168,7 @@ class WorkerConnection:
         return digest64(place.data) == digest
 
     def count_garbage(self) -> int:
-        """Return how many frames were invalid, on both connections."""
+        """Return how many frames or payloads were invalid, on both connections."""
         return self.garbage + self.sealed.garbage
 
     def _hang_up(self, *, linger: int) -> None:
@@ -162,6 +177,6 @@ class WorkerConnection:
         self.socket.close(linger=linger)
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up both connections; messages that libzmq has queued get 100 ms to leave."""
         self.sealed.close()
         self._hang_up(linger=100)

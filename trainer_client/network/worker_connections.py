@@ -74,7 +74,7 @@ class WorkerConnections:
         self._poll(order.connection_id)
 
     def close(self, order: i.Close) -> Iterator[e.Event]:
-        """Close a connection; yield nothing."""
+        """Close a connection, if there is one with this id; yield nothing."""
         self._drop(order.connection_id)
         yield from ()
 
@@ -126,7 +126,10 @@ class WorkerConnections:
     # --- receiving ---
 
     def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
-        """Yield the events of these sockets: messages of workers, and connections that came up or went down."""
+        """Yield the events of these sockets: messages of workers, and connections that came up or went down.
+
+        Pongs that were held back for sealed payloads come as well, once they are due.
+        """
         for connection_id in sorted({self._by_socket[socket] for socket in ready if socket in self._by_socket}):
             connection = self._connections[connection_id]
             if connection.monitor in ready:
@@ -149,7 +152,10 @@ class WorkerConnections:
                 self._poll(connection_id)
 
     def _look_at(self, connection: WorkerConnection, message: m.Message, payload: object) -> object:
-        """Return the payload; for a Welcome, whether the worker really holds the lock that it claims to hold."""
+        """Return the payload; for a Welcome, whether the worker really holds the lock that it claims to hold.
+
+        Return False for a Welcome that claims none.
+        """
         # A claim is not enough: a lock that nobody holds looks as if its holder had died, and its slots would be lent
         # again while it writes.
         if isinstance(message, m.Welcome):
@@ -191,7 +197,7 @@ class WorkerConnections:
     # --- payloads ---
 
     def write(self, order: i.Write) -> Iterator[e.Event]:
-        """Write a payload into its slot, and yield `Checked`."""
+        """Write a payload into its slot, and yield `Checked` with whether it is the one that its header names."""
         connection, header, payload = self._connections[order.connection_id], order.header, order.payload
         layout = self._spec.layout(header.shape)
         assert layout is not None, "the core has checked the header"
@@ -201,12 +207,12 @@ class WorkerConnections:
         yield e.Checked(order.connection_id, header, connection.write(payload, header.digest, layout, place))
 
     def check(self, order: i.Check) -> Iterator[e.Event]:
-        """Compare a slot's bytes, written by a worker, with their digest, and yield `Checked`."""
+        """Compare a slot's bytes, written by a worker, with their digest; yield `Checked`, valid if they match."""
         payload = self._memory.slot(order.header.ticket.slot)[: order.header.nbytes]
         yield e.Checked(order.connection_id, order.header, digest64(payload.data) == order.header.digest)
 
     def probe(self, order: i.Probe) -> Iterator[e.Event]:
-        """Yield `LockGone` if a worker no longer holds its lock, which proves that it cannot write."""
+        """Yield `LockGone` if a worker no longer holds its lock, which proves that it cannot write; else nothing."""
         if not self._memory.is_locked(order.lock_byte):
             yield e.LockGone(order.incarnation)
 

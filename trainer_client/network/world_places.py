@@ -35,8 +35,9 @@ _SILENT_S = 2.0
 def wait_for_place(settings: ReceiverSettings, limits: tuple[int, int], member: int, serial: int) -> CoreSettings:
     """Wait for a place in a world of `limits` trainers; return the trainer's settings with that place.
 
-    Serials of one member must grow. Raise LostError if no world has begun after `connect_timeout_s`, and RefusedError
-    if the coordinator refuses us. On any error the coordinator is notified that we leave.
+    Serials of one member must grow. Raise LostError if no world has begun after `connect_timeout_s`, which starts again
+    whenever others are training, and the error of a refusal, usually a RefusedError. On any of these the coordinator is
+    notified that we leave. Raise MachineError or SettingsError if no connection can be made (`lone_client`).
     """
     core, (least, most) = settings.core, limits
     join = m.Join(
@@ -76,7 +77,10 @@ class _PlaceRequest:
         self._silence = Silence()
 
     def wait(self) -> m.Placed:
-        """Ask until a place is given, and return that answer; raise an error after the timeout or on a refusal."""
+        """Ask until a place is given, and return that answer; raise an error after the timeout or on a refusal.
+
+        After the timeout it is a LostError. While others train, each answer starts the timeout again.
+        """
         while True:
             now_s = time.monotonic()
             if now_s > self._until_s:
@@ -96,7 +100,10 @@ class _PlaceRequest:
                     self._hear(answer, time.monotonic())
 
     def _warn_once(self, now_s: float) -> None:
-        """Warn, long before the timeout, that no coordinator answers: the endpoint may be wrong."""
+        """Warn, long before the timeout, that no coordinator answers: the endpoint may be wrong.
+
+        Do nothing before that time (5 s), once it was warned, or once an answer has come.
+        """
         if now_s >= self._warn_s:
             self._warn_s = math.inf
             self._log.warning("no coordinator answers yet: it goes on asking", endpoint=self._endpoint)

@@ -77,7 +77,7 @@ class Reading:
 
     @property
     def rounds(self) -> int:
-        """Return how many rounds were taken so far.
+        """Return how many whole rounds were taken so far.
 
         Returns:
             A number from 0 on.
@@ -91,7 +91,7 @@ class Reading:
         return self._reader.taken // self._ranks.replicas
 
     def close(self) -> None:
-        """Stop early; the cursor stays where it is.
+        """Stop early; the cursor stays where it is, and asking for another batch raises `ClosedError`.
 
         Example:
             >>> reading = feed.open()
@@ -103,7 +103,7 @@ class Reading:
         self._receiver.outbox.leave(self._reader)
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled."""
+        """Raise SettingsError: a reading stays in the process that connected it, and cannot be pickled."""
         raise only_here("a reading")
 
     def __enter__(self) -> Self:
@@ -123,7 +123,11 @@ class Reading:
         raise StopIteration
 
     def _forget_state(self, resets: Any, taken: int) -> None:
-        """Set `reset` in the first batch for each rank, of a pass that starts in mid-epoch, if state is carried."""
+        """Set `reset` in the first batch for each rank, of a pass that starts in mid-epoch, if state is carried.
+
+        `taken` counts the batches of which `resets` are the rows. Later batches, and passes from an epoch's beginning,
+        are left as they are.
+        """
         # The model has no state from the batches before, which only the reader knows: a batch has the same bytes for
         # all.
         stateless = self._ranks.replicas - (self._reader.taken - taken)
@@ -145,12 +149,12 @@ class BatchIterator(Reading):
 
     @property
     def start(self) -> Position:
-        """Return where the reading began."""
+        """Return the position (epoch, number and group) where the reading began."""
         return self._reader.start
 
     @property
     def taken(self) -> int:
-        """Return how many batches were taken so far."""
+        """Return how many batches were taken so far, those of all our ranks together."""
         return self._reader.taken
 
     def take_stacked(self, keys: Collection[str], most: int) -> dict[str, NDArray[np.generic]]:
@@ -158,7 +162,11 @@ class BatchIterator(Reading):
 
         Up to `most` batches are stacked along a new first axis, those that have arrived and follow directly. Handing an
         array to a framework has a fixed cost, so a few large ones are cheaper than many small ones. The keys that the
-        accounts need are included. Raise StopIteration at the end.
+        accounts need are included; keys that batches lack are left out. In queue mode, batches whose leases were lost
+        are skipped.
+
+        Raise StopIteration at the end, EndedError if the job was ended, ClosedError if feed or reading is closed, and
+        the error that stopped the feed.
         """
         began_s = time.perf_counter()
         first = self._take()

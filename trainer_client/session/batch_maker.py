@@ -41,7 +41,10 @@ class BatchMaker:
         self._warned_of_copies = False
 
     def make(self, offered: OfferedBatch, settle: Callable[..., None] | None = None) -> Batch:
-        """Return the batch in this item's slot; `settle`, in queue mode, reports its outcome."""
+        """Return the batch in this item's slot; `settle`, in queue mode, reports its outcome.
+
+        It views the slot, or holds a copy if the consumer keeps nearly all slots or the slot is the reserve.
+        """
         layout = self._layout_of(offered)
         data = self._bytes_of(offered, layout)
         return Batch(layout.arrays(data), data, offered.header, settle, self._receiver)
@@ -52,7 +55,10 @@ class BatchMaker:
         return layout
 
     def _bytes_of(self, offered: OfferedBatch, layout: Layout) -> NDArray[np.uint8]:
-        """Return the slot's bytes, which keep the slot lent as long as they live, or a copy of them."""
+        """Return the slot's bytes, which keep the slot lent as long as they live, or a copy of them.
+
+        It is a copy if the slot is the reserve, or if the consumer holds nearly all slots.
+        """
         receiver = self._receiver
         data = receiver.memory.slot(offered.slot)[: layout.nbytes]
         # The reserve slot serves one head after another, so a consumer that keeps its batches must never hold it.
@@ -62,7 +68,8 @@ class BatchMaker:
     def stack(self, offered_batches: Sequence[OfferedBatch], keys: Collection[str]) -> dict[str, NDArray[np.generic]]:
         """Return an array for each of these keys, with the batches (all of one shape) along a new first axis.
 
-        A single batch is not copied, unless slots run short. Several are copied, and their slots may come back at once.
+        Keys that batches lack are left out. A single batch is not copied, unless slots run short or its slot is the
+        reserve. Several are copied, and their slots may come back at once.
         """
         layout = self._layout_of(offered_batches[0])
         if len(offered_batches) == 1:
@@ -72,7 +79,11 @@ class BatchMaker:
         return {tensor.key: _stack_of(tensor, payloads) for tensor in layout.tensors if tensor.key in keys}
 
     def _make_room(self) -> bool:
-        """Ask a consumer that holds nearly all slots to let go; return False if this batch has to be copied out."""
+        """Ask a consumer that holds nearly all slots to let go; return False if this batch has to be copied out.
+
+        Return True at once if it holds fewer. Without a framework to ask (`on_short_of_slots`), the batch is copied at
+        once, else after 20 ms; copies are counted.
+        """
         outbox, most = self._receiver.outbox, max(1, self._receiver.stream.slots.slots - 2)
         if not outbox.holds_more_than(most):  # the batch at hand counts as held
             return True

@@ -52,7 +52,7 @@ _LIMITS = 2
 def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**48) -> int:
     """Return a whole number from `least` to `most` as int; raise SettingsError for any other value.
 
-    numpy's integers are allowed, booleans are not.
+    numpy's integers are allowed; booleans, floats and None are not.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -68,7 +68,7 @@ def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**4
 def seconds(value: Any, name: str, where: str, *, may_be_zero: bool = False) -> float:
     """Return a time in seconds as float: above 0, or at least 0 if it `may_be_zero`; infinity is allowed.
 
-    Raise SettingsError for any other value.
+    Raise SettingsError for any other value, booleans and NaN included.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or math.isnan(value) or value < 0 or (value == 0 and not may_be_zero):
@@ -106,7 +106,11 @@ def only_here(what: str) -> SettingsError:
 
 
 def refuse_numbers(**numbers: int | None) -> None:
-    """Raise SettingsError for a value that is no whole number; `refuse_nonsense` checks which fit together."""
+    """Raise SettingsError for a value that is no whole number; `refuse_nonsense` checks which fit together.
+
+    None is allowed except for `replicas` and `workers`. Refused as well: `epochs` below 1, and numbers beyond 2**48 in
+    either direction.
+    """
     for name, number in numbers.items():
         if number is not None or name in _NEVER_LEFT_OPEN:
             whole(number, name, "connect", least=1 if name == "epochs" else -(2**48))
@@ -120,13 +124,16 @@ def refuse_texts(**texts: str | None) -> None:
 
 
 def refuse_work(work: str | None) -> None:
-    """Raise SettingsError for an unknown kind of work; None is allowed."""
+    """Raise SettingsError for an unknown kind of work; None is allowed, as are train, evaluate, predict and MEASURE."""
     if work is not None and work not in _WORK:
         raise refused(f"work, one of {', '.join(map(repr, _WORK))}", work, "connect")
 
 
 def refuse_nonsense(ranks: Ranks, prefetch: int | None, workers: int) -> None:
-    """Raise SettingsError for ranks outside their world, or a prefetch or number of workers out of its bounds."""
+    """Raise SettingsError for ranks outside their world, or a prefetch or number of workers out of its bounds.
+
+    There has to be at least one replica. A prefetch may be None or from 1 to 1024, workers from 1 to MOST_REMOTE.
+    """
     if not 0 <= ranks.rank <= ranks.world - ranks.replicas or ranks.replicas < 1:
         got = f"rank {ranks.rank}, replicas {ranks.replicas}, world {ranks.world}"
         raise _nonsense("rank >= 0 and rank + replicas <= world", got, "Ranks count from 0; world counts all ranks.")
@@ -137,7 +144,11 @@ def refuse_nonsense(ranks: Ranks, prefetch: int | None, workers: int) -> None:
 
 
 def refuse_fixed_places(ranks: Ranks, rank: int | None, elastic: tuple[int, int]) -> None:
-    """Raise SettingsError for invalid limits of an elastic world, or for fixed ranks beside valid ones."""
+    """Raise SettingsError for invalid limits of an elastic world, or for fixed ranks beside valid ones.
+
+    Limits are a pair of whole numbers, least and most, from 1 to 4096. Ranks are fixed if `rank` is given, or if the
+    world has more ranks than this trainer's.
+    """
     is_pair = isinstance(elastic, tuple | list) and len(elastic) == _LIMITS
     least, most = (whole(limit, "elastic", "connect") for limit in elastic) if is_pair else (0, 0)
     if not 1 <= least <= most <= _MOST_RANKS:

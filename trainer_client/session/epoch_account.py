@@ -79,10 +79,10 @@ class EpochAccount:
     shapes: set[WireShape] = field(default_factory=set)
 
     def log_fields(self, *, now_s: float, batches: int) -> dict[str, float]:
-        """Return the fields of the epoch's log line, at its end.
+        """Return the fields of the epoch's log line, at its end: steps, seconds, shapes, masked samples, and fractions.
 
-        `waiting` (of the time), `padding` (of the bytes, masked rows included) and `complete` (of the epoch's batches)
-        are fractions.
+        The fractions are `waiting` (of the time), `padding` (of the bytes, masked rows included) and `complete` (of the
+        epoch's `batches`). Waits are those of the training loop if it reported any, else the reader's.
         """
         seconds = max(now_s - self.began_s, 1e-9)
         waited_s = self.read_wait_s if self.step_wait_s is None else self.step_wait_s
@@ -172,7 +172,10 @@ class Accounts:
         epoch.padded_bytes += space * row_bytes
 
     def _note_untrained(self, batch: tuple[int, int], rows: int) -> None:
-        """Note a batch that is not trained on yet; of too many, merge the oldest into the next one of its epoch."""
+        """Note a batch that is not trained on yet; of too many, merge the oldest into the next one of its epoch.
+
+        If the next one is of another epoch, the oldest is dropped.
+        """
         # This bounds memory when nobody counts steps; after reading that far ahead only sums matter.
         self._untrained[batch] = rows
         if len(self._untrained) > _MOST_UNTRAINED:
@@ -182,14 +185,17 @@ class Accounts:
                 self._untrained[following] += older
 
     def count_step_wait(self, epoch: int, wait_s: float) -> None:
-        """Add the training loop's wait for the data of a step of this epoch."""
+        """Add the training loop's wait for the data of a step to the feed's total, and to the account of this epoch.
+
+        An epoch of which nothing was read has no account.
+        """
         self.counts.step_wait_s = (self.counts.step_wait_s or 0.0) + wait_s
         account = self._epochs.get(epoch)
         if account is not None:
             account.step_wait_s = (account.step_wait_s or 0.0) + wait_s
 
     def count_phase(self, phase: str, seconds: float) -> None:
-        """Add the training loop's time in one of PHASES."""
+        """Add the training loop's time in one of PHASES; raise KeyError for any other phase."""
         self.counts.phases_s[phase] += seconds
 
     def count_retraces(self, traces: int) -> None:
@@ -197,9 +203,10 @@ class Accounts:
         self.counts.retraces += traces
 
     def count_trained(self, epoch: int, number: int, rounds: int = 1, *, stop: float = math.inf) -> None:
-        """Count rounds as trained on: the epoch's batches from `number` to `stop` (excluded).
+        """Count rounds as trained on: the epoch's batches from `number` to `stop` (excluded), and their rows.
 
-        Rounds of an epoch that is closed, or of which nothing was read, do not count.
+        Rounds of an epoch that is closed, or of which nothing was read, do not count. The first call for an epoch notes
+        `number` as where training began in it.
         """
         for batch in list(self._untrained):  # a copy, because a reader in another thread may be adding more
             if batch[0] == epoch and number <= batch[1] < stop:
@@ -232,7 +239,7 @@ class Accounts:
 def split_wait(wait_s: float, build_s: float, *, in_slot: bool) -> tuple[float, float]:
     """Return how much of a wait was for building the batch, and how much for its transfer, in seconds.
 
-    A batch that was written in place has no transfer.
+    Building gets at most `build_s`, the transfer the rest. A batch that was written in place has no transfer.
     """
     build_wait_s = wait_s if in_slot else min(wait_s, build_s)
     return build_wait_s, wait_s - build_wait_s

@@ -59,7 +59,8 @@ class MetricsSettings:
     ) -> MetricsSettings:
         """Return the settings for these arguments of `connect`; NO_METRICS if neither port nor address is given.
 
-        Raise SettingsError for an invalid port or address, or if anyone beyond this host could read without a token.
+        Raise SettingsError for an invalid port, address or token, or if anyone beyond this host could read without a
+        token, unless `insecure`.
         """
         if port is None and not listen:
             return NO_METRICS
@@ -124,7 +125,7 @@ class FeedSession:
 
     @property
     def trained_rows(self) -> int:
-        """Return how many rows with a sample this trainer has trained on."""
+        """Return how many rows with a sample this trainer has trained on since it connected."""
         return self.accounts.counts.trained_rows
 
     @property
@@ -143,7 +144,9 @@ class FeedSession:
         """Return an iterator from the cursor to the end of its epoch; the cursor stays where it is.
 
         An earlier Ctrl-C counts as handled, unless `keep_interrupt` is set. Raise SettingsError if all epochs of
-        `connect(epochs=)` are over.
+        `connect(epochs=)` are over. In lockstep, one rank of several first attaches at its cursor, once: raise
+        RefusedError if other ranks stand elsewhere, LostError if the coordinator does not answer, and the error of a
+        feed that has failed or is closed.
         """
         if not keep_interrupt:
             self.outbox.forget_interrupt()
@@ -181,28 +184,44 @@ class FeedSession:
     # --- runs ---
 
     def watch_others(self, refuse_lost: Callable[[], None]) -> None:
-        """Have this function called repeatedly during waits for all ranks; it raises an error if a rank is gone."""
+        """Have this function called repeatedly during waits for all ranks; it raises an error if a rank is gone.
+
+        Such a wait passes that error on.
+        """
         self.receiver.refuse_lost = refuse_lost
 
     def evaluate_for(self, training: FeedSession) -> None:
-        """Let this feed evaluate for the run that trains with `training`, and notice when a rank of it is gone."""
+        """Let this feed evaluate for the run that trains with `training`, and notice when a rank of it is gone.
+
+        Waits for all ranks then raise the error of the function that `training` watches the others with.
+        """
         self.watch_others(training.receiver.refuse_lost)
         # The training stream's name identifies the run: each rank of a stream in lockstep has only one trainer.
         self.results.join_run(training.spec.stream)
 
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
-        """Report that a run ended in good order, and why; an elastic run ends in all ranks, or in none."""
+        """Report that a run ended in good order, and why; an elastic run ends in all ranks, or in none.
+
+        An elastic run also waits until all ranks have reached the end, unless `ends_later` is set: raise LostError if
+        the coordinator is lost, and the error of a feed that fails or is closed. Other runs wait for a second at most.
+        """
         self.results.end(why, epoch=epoch, step=step, together=self.is_elastic)
         if self.is_elastic and not self.ends_later:
             self.results.end_together()
 
     def check_world(self) -> None:
-        """Raise WorldChangedError if the elastic world is over, so that no prefetched batch is trained on after it."""
+        """Raise WorldChangedError if the elastic world is over, so that no prefetched batch is trained on after it.
+
+        Do nothing otherwise, even if another error stopped the feed.
+        """
         if isinstance(self.error, WorldChangedError):
             raise self.error
 
     def wait_for_change(self, timeouts: int) -> bool:
-        """Wait up to this many heartbeat timeouts for the elastic world to be over; return whether it is."""
+        """Wait up to this many heartbeat timeouts for the elastic world to be over; return whether it is.
+
+        Return False at once if the run is not elastic, and as soon as another error stops the feed.
+        """
         if not self.is_elastic:
             return False
         error = self.receiver.wait_for_failure(timeouts * self.spec.heartbeat_timeout_s)
@@ -217,7 +236,8 @@ class FeedSession:
     def ask_whether_served(self) -> None:
         """Raise the feed's error, the job's end, or LostError if no coordinator answers; else do nothing.
 
-        It attaches again without a cursor, so reading begins at the start afterwards; no reader may be reading.
+        Raise ClosedError if the feed is closed, and the error of the coordinator's refusal. It attaches again without a
+        cursor, so reading begins at the start afterwards; no reader may be reading.
         """
         self.outbox.raise_if_over()
         if self.ended is not None:
@@ -225,7 +245,7 @@ class FeedSession:
         self.receiver.attach(None)
 
     def interrupt(self, error: BaseException) -> None:
-        """Stop the feed with this error, which is raised in all present and later readers."""
+        """Stop the feed with this error, which is raised in all present and later readers; an earlier error stays."""
         self.outbox.interrupt(error)
 
     def nudge(self) -> None:
@@ -235,7 +255,10 @@ class FeedSession:
     # --- the end ---
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Leave the job; batches that are still referenced stay valid."""
+        """Leave the job; batches that are still referenced stay valid.
+
+        Wait for the receive thread to end, at most this long.
+        """
         if self._on_close is not None:
             self._on_close(self)
         self.receiver.close(timeout_s)
@@ -252,7 +275,9 @@ class ElasticMember:
     def join(self, settings: ReceiverSettings, metrics: MetricsSettings) -> FeedSession:
         """Wait for a place in a world, attach with it, and return the session; its `join_next` joins the next world.
 
-        A world that is over before we are attached is skipped. Raise LostError if no world begins within the timeout.
+        A world that is over before we are attached is skipped. Raise LostError if no world begins within the timeout or
+        the coordinator is lost, and the error of a refusal, usually a RefusedError. Raise MachineError or SettingsError
+        if no connection can be made, or metrics cannot be served.
         """
         while True:
             self._joins += 1

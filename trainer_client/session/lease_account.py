@@ -65,7 +65,10 @@ class LeaseAccount(FeedCursor):
         return self.at
 
     def take(self, offered: OfferedBatch) -> bool:
-        """Note that a consumer takes this batch; return False if its lease is lost, so that it has to be skipped."""
+        """Note that a consumer takes this batch; return False if its lease is lost, so that it has to be skipped.
+
+        A skipped batch is reported as not done.
+        """
         lease = offered.batch.lease
         assert lease is not None
         # The lease may be lost while its batch waits here: to train on it as well as its new holder would count it
@@ -82,7 +85,10 @@ class LeaseAccount(FeedCursor):
         return self._receiver.stream.leases.is_taken_back
 
     def refuse_ended(self) -> None:
-        """Raise the error of a job that was ended by order; a reader ends then as it does with its epoch."""
+        """Raise the error of a job that was ended by order; a reader ends then as it does with its epoch.
+
+        Do nothing while the job goes on.
+        """
         if self._receiver.outbox.ended is not None:
             raise self._receiver.outbox.ended
 
@@ -91,7 +97,7 @@ class LeaseAccount(FeedCursor):
         return 0
 
     def refuse_queue(self, error: SettingsError) -> None:
-        """Raise this error."""
+        """Raise this error: in queue mode batches are leased."""
         raise error
 
     def refuse_lockstep(self, error: SettingsError) -> None:
@@ -110,7 +116,7 @@ class LeaseAccount(FeedCursor):
     def settle(self, batch: UpcomingBatch, *, done: bool, costs_try: bool = True, reason: str = "") -> None:
         """Report that a batch is `done`, failed for this reason, or (without `costs_try`) is given back.
 
-        Only the first report of a batch counts; one that was not taken is ignored.
+        Only the first report of a batch counts; a batch that is not among the taken and unsettled ones is ignored.
         """
         if batch in self._taken:
             self._taken.remove(batch)
@@ -118,13 +124,16 @@ class LeaseAccount(FeedCursor):
             self._tell(batch, done=done, costs_try=costs_try, reason=reason)
 
     def in_hand(self) -> Lease:
-        """Return the lease of the oldest batch that was taken and is not settled; there must be one."""
+        """Return the lease of the oldest batch that was taken and is not settled; raise IndexError if there is none."""
         lease = self._taken[0].lease
         assert lease is not None
         return lease
 
     def give_back(self) -> None:
-        """Give back the oldest unsettled batch, which was not trained on through no fault of its own."""
+        """Give back the oldest unsettled batch, which was not trained on through no fault of its own.
+
+        It is counted as if the user had passed it to `count`. Raise IndexError if there is none.
+        """
         self._counted += 1
         self.settle(self._taken[0], done=False, costs_try=False)
 
@@ -138,7 +147,10 @@ class LeaseAccount(FeedCursor):
         self._settle_to(self._counted)
 
     def refuse_unread(self, rounds: int) -> None:
-        """Raise SettingsError if the user counts more batches than were taken and are not counted yet."""
+        """Raise SettingsError if the user counts more batches than were taken and are not counted yet.
+
+        Raise SettingsError as well in a process that was forked from the one that connected.
+        """
         self._receiver.refuse_fork()
         uncounted = self._settled + len(self._taken) - self._counted
         if rounds > uncounted:
@@ -181,7 +193,9 @@ class LeaseAccount(FeedCursor):
     def count_to_end(self, start: Position, _rounds: int) -> None:
         """Move to the next epoch and log this one, when a reader that began at `start` has reached its end.
 
-        Do nothing if the position has moved meanwhile.
+        Log a warning if only a share of an evaluation without a name was read. Do nothing if the position has moved
+        meanwhile. Raise LostError if no worker says how many batches the epoch has, and the error of a feed that fails
+        or is closed.
         """
         if self.at != start:
             return
@@ -199,20 +213,27 @@ class LeaseAccount(FeedCursor):
     # --- named evaluations, whose metrics are summed ---
 
     def begin_evaluation(self, name: str, nbytes: int) -> None:
-        """Join this evaluation: the next readers share its batches, each with `nbytes` of metric states."""
+        """Join this evaluation: the next readers share its batches from the start, each with `nbytes` of metric states.
+
+        Batches that were taken and not settled are forgotten.
+        """
         self._taken.clear()
         self._is_named = True
         self._receiver.outbox.tell(EvaluationNamed(name, nbytes))
         self.at = Position(0, 0, self.at.group)
 
     def note_states(self, states: bytes) -> None:
-        """Keep what the oldest unsettled batch adds to the metrics' variables, until it is reported done."""
+        """Keep what the oldest unsettled batch adds to the metrics' variables, until it is reported done.
+
+        Raise IndexError if no batch is unsettled.
+        """
         self._states[self.in_hand()] = states
 
     def ask_sums(self) -> tuple[bytes, int] | None:
         """Return the sums over all batches of the evaluation, and how many batches were given up.
 
-        Return None if some are not settled yet; then the next reader goes on with those.
+        Return None if some are not settled yet; then the next reader goes on with those. Raise LostError if the
+        coordinator does not answer within `lost_timeout_s`, and the error of a feed that fails or is closed.
         """
         answer = self._receiver.ask_sums()
         if answer.sums is None:
@@ -228,7 +249,9 @@ class LeaseAccount(FeedCursor):
         """Do this work once, in one of the trainers, after all epochs; return whether this trainer did it.
 
         Wait until the work is leased to us, or another trainer has done it. If it raises, report that it failed, and
-        raise that error. Raise SettingsError for a feed that does not train, or was connected without `epochs`.
+        raise that error. Raise SettingsError for a feed that does not train, or was connected without `epochs`. Raise
+        LostError if the coordinator is silent for `lost_timeout_s`, EndedError if the job is ended meanwhile, and the
+        error of a feed that fails or is closed.
         """
         if self._receiver.settings.core.epochs is None or self._spec.work != "train":
             raise SettingsError(
@@ -257,11 +280,19 @@ class LeaseAccount(FeedCursor):
         """Return None: how many rounds of an epoch come here depends on the other trainers."""
 
     def is_within_epoch(self) -> bool:
-        """Return whether the epoch of the next reader still has batches that are not done; it asks the coordinator."""
+        """Return whether the epoch of the next reader still has batches that are not done; it asks the coordinator.
+
+        Raise LostError if the coordinator does not answer within `lost_timeout_s`, and the error of a feed that fails
+        or is closed.
+        """
         return self.epoch_of(self.state()) == self.at.epoch
 
     def ends_unseen(self) -> bool:
-        """Return whether the epoch is over, which a reader sees only by asking for another batch."""
+        """Return whether the epoch is over, which a reader sees only by asking for another batch.
+
+        It asks the coordinator: raise LostError if that does not answer within `lost_timeout_s`, and the error of a
+        feed that fails or is closed.
+        """
         return not self.is_within_epoch()
 
     def most_rounds(self) -> int:
@@ -277,7 +308,8 @@ class LeaseAccount(FeedCursor):
     def state(self) -> dict[str, Any]:
         """Return the done-set as plain values: for each epoch all numbers below a mark, except the missing ones.
 
-        Raise LostError if the coordinator does not answer within `lost_timeout_s`.
+        The values also name job, stream, plan and work. Raise LostError if the coordinator does not answer within
+        `lost_timeout_s`, and the error of a feed that fails or is closed.
         """
         done = self._receiver.ask_state()
         return {
@@ -291,20 +323,27 @@ class LeaseAccount(FeedCursor):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take all trainers back to a done-set from `state`: batches done since are leased again.
 
-        Raise SettingsError if the state is of another job, stream, plan or kind of work.
+        Raise SettingsError if the state is not what `state` returned, or is of another job, stream, plan or kind of
+        work. Raise LostError if the coordinator does not answer, the error of its refusal, and that of a feed that
+        fails or is closed.
         """
         state = fields_of_state(state, ("job", "stream", "plan_digest", "work", "epochs"), "restore")
         self._refuse_other(state, ("plan_digest", "job", "stream", "work"), "a checkpoint of {}, in queue mode")
         self._rewind(DoneSet(tuple(_epoch_done(epoch) for epoch in state["epochs"])))
 
     def rewind(self) -> None:
-        """Take all trainers back to the very beginning, for a model without a checkpoint."""
+        """Take all trainers back to the very beginning, for a model without a checkpoint.
+
+        Raise LostError if the coordinator does not answer, the error of its refusal, and that of a feed that fails or
+        is closed.
+        """
         self._rewind(DoneSet((EpochDone(0, 0, ()),)))
 
     def follow(self) -> bool:
         """Move to the first epoch that is not settled now; return whether that is another one than before.
 
-        Another trainer may have restored a checkpoint since this one attached.
+        Another trainer may have restored a checkpoint since this one attached. Raise LostError if the coordinator does
+        not answer within `lost_timeout_s`, and the error of a feed that fails or is closed.
         """
         epoch = self.epoch_of(self.state())
         if epoch == self.at.epoch:

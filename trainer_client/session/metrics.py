@@ -176,7 +176,10 @@ COPIED = _trainer.counter(
 def serve(
     receiver: Receiver, maker: BatchMaker, accounts: Accounts, *, listening: Listening, targets: str | Path | None
 ) -> None:
-    """Serve a feed's metrics until its receive thread ends; with `targets`, announce the address in that folder."""
+    """Serve a feed's metrics until its receive thread ends; with `targets`, announce the address in that folder.
+
+    Raise SettingsError if the port cannot be used; a folder that cannot be written to only logs a warning.
+    """
     spec, core = receiver.spec, receiver.settings.core
     process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
     labels = {"job": spec.job, "role": "trainer", "rank": str(core.ranks.rank), "trainer": process}
@@ -194,7 +197,7 @@ def _samples_while_used(
 
 
 def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:
-    """Yield the samples of all metrics of a feed."""
+    """Yield the samples of all metrics of a feed; step waits are left out until the training loop reports any."""
     stream, counts = receiver.settings.core.stream, accounts.counts
     yield MetricSamples.single(GARBAGE, receiver.count_garbage())
     yield MetricSamples(DATA_WAIT, {(stream,): Spread(tuple(counts.waits), counts.wait_s)})

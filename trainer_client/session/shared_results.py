@@ -60,7 +60,10 @@ class MeansOfTrainers:
     trainers: int
 
     def words(self) -> str:
-        """Return in words how many samples and processes the means cover, for a log line."""
+        """Return in words how many samples and processes the means cover, for a log line.
+
+        For example: " (90 samples of 2 of 3 processes)".
+        """
         who = f"{self.parts}" if self.parts >= self.trainers else f"{self.parts} of {self.trainers}"
         return f" ({self.rows} samples of {who} process{'es' if max(self.parts, self.trainers) > 1 else ''})"
 
@@ -87,8 +90,13 @@ class SharedResults:
     ) -> dict[str, float] | None:
         """Report those means that are plain numbers, over this many rows; return the means over all ranks.
 
-        With `wait`, wait for all ranks; otherwise return None if they are not known within a second. Other values are
-        left out, with a warning in the log. Means of a named `evaluation` cover all its batches.
+        With `wait`, wait for all ranks; otherwise return None if they are not known within a second, or the feed has
+        failed. Other values are left out, with a warning in the log. Means of a named `evaluation` cover all its
+        batches.
+
+        With `wait`, raise LostError if a rank or the coordinator is lost, EndedError if the ranks part at the end of
+        the job, and the error of a feed that fails or is closed. Raise SettingsError if a number is out of the
+        protocol's bounds.
         """
         means = _plain(values)
         self._log_left_out(values, means)
@@ -104,7 +112,7 @@ class SharedResults:
         """Report means of an epoch, in queue mode, and return those over all trainers.
 
         Wait at most `patience_s` until every attached trainer has reported, then return the means so far: only our own
-        if the coordinator is away.
+        if the coordinator is away. Raise the error of a feed that fails or is closed.
         """
         until_s = time.monotonic() + patience_s
         gathered = MeansOfTrainers(means=dict(values), rows=rows, parts=1, trainers=1)
@@ -133,7 +141,8 @@ class SharedResults:
     def agree(self, value: float, *, epoch: int, step: int) -> float:
         """Return the mean of all ranks' values at this step, after waiting for all; it is no result of the run.
 
-        Raise LostError if a rank or the coordinator is lost, or the error of a feed that ended.
+        Raise LostError if a rank or the coordinator is lost, EndedError if the ranks part at the end of the job, or the
+        error of a feed that ended.
         """
         aggregate = self._wait_whole(ResultsReported(0, epoch, step, 1, (("value", float(value)),), aside=True))
         ((_, mean),) = aggregate.values
@@ -143,7 +152,9 @@ class SharedResults:
     def sum_states(self, states: bytes, *, epoch: int, step: int) -> bytes:
         """Return the sums over all ranks of the run of their metric states, after waiting for all; they are no results.
 
-        Raise SettingsError if ranks have states of different sizes.
+        Empty states are returned at once. Raise SettingsError if ranks have states of different sizes, LostError if a
+        rank or the coordinator is lost, EndedError if the ranks part at the end of the job, and the error of a feed
+        that fails or is closed.
         """
         # In pieces, one after the other: a message is bounded, and a metric may have more states than one holds.
         summed = b""
@@ -166,7 +177,8 @@ class SharedResults:
     def end(self, why: str, *, epoch: int, step: int, together: bool = False) -> None:
         """Report that the run ended in good order; if the coordinator is away, the report is repeated while we live.
 
-        A run that ends `together` with others reports in `end_together` instead.
+        Wait for its receipt for a second at most, and raise no error of the feed. A run that ends `together` with
+        others reports in `end_together` instead.
         """
         step = self._cursor.step_of_results(step)
         self._ended = (why, epoch, step)
@@ -177,7 +189,8 @@ class SharedResults:
     def end_together(self) -> None:
         """Report the end of the run, as given to `end` or else at the cursor, and wait until all ranks have reached it.
 
-        If the job is ended by order, stop waiting.
+        If the job is ended by order, stop waiting. Raise LostError if a rank or the coordinator is lost, and the error
+        of a feed that fails or is closed.
         """
         # The first to finish would otherwise end the world of the others in their last step.
         why, epoch, step = self._ended or ("training is done", self._cursor.at.epoch, 0)
@@ -196,7 +209,11 @@ def _wait_a_moment(answer: Future[Aggregate]) -> Aggregate | None:
 
 
 def refuse_unsendable_results(values: Mapping[str, Any]) -> None:
-    """Raise SettingsError if any of these values cannot be sent: values that a user named are never left out."""
+    """Raise SettingsError if any of these values cannot be sent: values that a user named are never left out.
+
+    Refused are anything but a mapping with strings as names, values that are no plain numbers, names that are too long,
+    and more than MOST_MEANS values.
+    """
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise refused("a dict of numbers by their names", values, "aggregate")
     sendable = {name for name, _ in _plain(values)}
@@ -211,7 +228,10 @@ def refuse_unsendable_results(values: Mapping[str, Any]) -> None:
 
 
 def _plain(values: Mapping[str, Any]) -> Values:
-    """Return the values that fit into a message: plain numbers with short names, non-finite ones as None."""
+    """Return the values that fit into a message: plain numbers with short names, non-finite ones as None.
+
+    Of more than MOST_MEANS, the first are returned.
+    """
     numbers = ((name, _number(value)) for name, value in values.items() if len(name) <= LONGEST_NAME)
     means = [(name, number) for name, number in numbers if number is not None]
     return tuple((name, number if math.isfinite(number) else None) for name, number in means[:MOST_MEANS])
@@ -222,7 +242,10 @@ def _means_of(aggregate: Aggregate) -> dict[str, float]:
 
 
 def _number(value: Any) -> float | None:
-    """Return the value as float, also from an array or tensor without dimensions; None if it is no number."""
+    """Return the value as float, also from an array or tensor without dimensions; None if it is no number.
+
+    Strings, dates and complex numbers are none, nor are arrays with dimensions.
+    """
     try:
         array = np.asarray(value)
         return None if array.ndim or array.dtype.kind in _NO_NUMBERS else float(array)

@@ -52,11 +52,14 @@ class FeedCursor:
         self.at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
 
     def take(self, offered: OfferedBatch) -> bool:
-        """Note that a consumer takes this batch; return False if it has to be skipped."""
+        """Note that a consumer takes this batch; return False if it has to be skipped: never in lockstep."""
         return True
 
     def reporter(self, batch: UpcomingBatch) -> Callable[..., None] | None:
-        """Return the function that reports the outcome of this batch; None if batches are not reported one by one."""
+        """Return the function that reports the outcome of this batch; None if batches are not reported one by one.
+
+        That is so in lockstep.
+        """
         return None
 
     def settle_read(self) -> None:
@@ -66,14 +69,17 @@ class FeedCursor:
         """Raise the error of an ended job, if a reader's end does not show it; in lockstep do nothing."""
 
     def step_of_results(self, step: int) -> int:
-        """Return the step under which all trainers report results of the same moment."""
+        """Return the step under which all trainers report results of the same moment: in lockstep the given one."""
         return step
 
     def refuse_queue(self, error: SettingsError) -> None:
-        """Raise this error if batches are leased."""
+        """Raise this error if batches are leased; in lockstep do nothing."""
 
     def hand_over(self, elements: _T, watch: Callable[[_T, Any], Any]) -> Any:
-        """Return a framework's elements, in queue mode as `watch` makes them of the elements and this account."""
+        """Return a framework's elements, in queue mode as `watch` makes them of the elements and this account.
+
+        In lockstep they are returned as they are.
+        """
         return elements
 
     def _log_epoch(self, epoch: int, batches: int, shown: int) -> None:
@@ -84,7 +90,7 @@ class FeedCursor:
             self._receiver.log.info("epoch done", epoch=shown, **fields)
 
     def _refuse_other(self, state: Mapping[str, Any], names: Iterable[str], words: str) -> None:
-        """Raise SettingsError if one of these facts of the state is another than this stream's."""
+        """Raise SettingsError if one of these facts is missing from the state, or is another than this stream's."""
         for name in names:
             own = getattr(self._spec, name)
             if state.get(name) != own:
@@ -115,7 +121,7 @@ class TrainedCursor(FeedCursor):
         return self._ranks.world > self._ranks.replicas
 
     def in_hand(self) -> Position | Lease:
-        """Return epoch and number of the batch that is trained on; of several replicas' batches the first."""
+        """Return the position of the batch that is trained on, the cursor; of several replicas' batches the first."""
         return self.at
 
     def refuse_lockstep(self, error: SettingsError) -> None:
@@ -134,7 +140,9 @@ class TrainedCursor(FeedCursor):
     def begin_reading(self) -> Position:
         """Return the start of a reader that is opened now; one rank of several first attaches at its cursor, once.
 
-        Raise RefusedError if other ranks stand at another cursor.
+        A member of an elastic world attaches as well; an evaluation stream never does. Raise RefusedError if other
+        ranks stand at another cursor, LostError if the coordinator does not answer, and the error of a feed that fails
+        or is closed.
         """
         self._all_counted = False
         # Each rank has its own word for where it stands, from its own checkpoint: the coordinator compares them before
@@ -147,14 +155,23 @@ class TrainedCursor(FeedCursor):
     # --- counting rounds ---
 
     def count(self, rounds: int) -> None:
-        """Count this many more rounds as trained on."""
+        """Count this many more rounds as trained on, and log each epoch that they complete.
+
+        Do nothing in an evaluation stream, or if the reader that ended has counted its whole epoch already. Raise
+        LostError if no worker says how many batches an epoch has, and the error of a feed that fails or is closed.
+        """
         if self._spec.evaluation or self._all_counted:
             return
         for _ in range(rounds):
             self._count_round()
 
     def refuse_unread(self, rounds: int) -> None:
-        """Raise SettingsError if the user counts rounds of which no batch was read: the cursor would skip data."""
+        """Raise SettingsError if the user counts rounds of which no batch was read: the cursor would skip data.
+
+        Raise SettingsError as well in a process that was forked from the one that connected. Do nothing else in an
+        evaluation stream, or if a whole epoch was counted by its reader. Raise LostError if no worker says how many
+        batches an epoch has, and the error of a feed that fails or is closed.
+        """
         self._receiver.refuse_fork()
         if self._spec.evaluation or self._all_counted:
             return
@@ -181,19 +198,28 @@ class TrainedCursor(FeedCursor):
         return next(rounds_of(at.number, batches, at.group, self._ranks.world)).stop
 
     def _after(self, at: Position) -> Position:
-        """Return the position of the round after this one."""
+        """Return the position of the round after this one, which may be the beginning of the next epoch.
+
+        Raise LostError if no worker says how many batches the epoch has, and the error of a feed that fails or is
+        closed.
+        """
         batches = self._receiver.ask_batches(at.epoch, at.group)
         stop = self._stop_of_round(at, batches)
         return Position(at.epoch, stop, at.group) if stop < batches else Position(at.epoch + 1, 0, self._next_group)
 
     def may_count_pass(self, *, is_seen: bool) -> bool:
-        """Return whether a framework's pass that was consumed to its end counts as trained on."""
+        """Return whether a framework's pass that was consumed to its end counts as trained on.
+
+        It does, whether seen or not, except in an evaluation stream.
+        """
         return not self._spec.evaluation
 
     def count_to_end(self, start: Position, rounds: int) -> None:
         """Count and log a whole epoch whose reader, begun at `start`, reached its end, unless rounds were counted.
 
-        The cursor then moves to the next epoch, except in an evaluation stream.
+        The cursor then moves to the next epoch, except in an evaluation stream. Do nothing if it has moved since
+        `start`. Raise LostError if no worker says how many batches the epoch has, and the error of a feed that fails or
+        is closed.
         """
         if self.at != start:
             return
@@ -210,18 +236,22 @@ class TrainedCursor(FeedCursor):
     # --- rounds of an epoch ---
 
     def rounds_left(self) -> int:
-        """Return the number of rounds from the cursor to the end of its epoch; raise LostError if no worker answers."""
+        """Return the number of rounds from the cursor to the end of its epoch; raise LostError if no worker answers.
+
+        Raise the error of a feed that fails or is closed.
+        """
         return rounds_left(self.at.number, self._batches(), self.at.group, self._ranks.world)
 
     def epoch_rounds(self) -> tuple[int, int] | None:
         """Return how many rounds the cursor's whole epoch has, and how many of them are left; in queue mode None.
 
-        Raise LostError if no worker says how many batches the epoch has.
+        Raise LostError if no worker says how many batches the epoch has, and the error of a feed that fails or is
+        closed.
         """
         return rounds_left(0, self._batches(), self.at.group, self._ranks.world), self.rounds_left()
 
     def is_within_epoch(self) -> bool:
-        """Return whether an epoch is begun and not over."""
+        """Return whether an epoch is begun and not over: whether the cursor stands behind its first round."""
         return bool(self.at.number)
 
     def ends_unseen(self) -> bool:
@@ -243,7 +273,7 @@ class TrainedCursor(FeedCursor):
         return int(state["epoch"])
 
     def state(self) -> dict[str, Any]:
-        """Return the cursor as plain values, for a checkpoint."""
+        """Return the cursor as plain values, for a checkpoint: job, stream, plan, epoch, number and group."""
         return {
             "job": self._spec.job,
             "stream": self._spec.stream,
@@ -256,8 +286,9 @@ class TrainedCursor(FeedCursor):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Attach again at a cursor from `state`.
 
-        Raise SettingsError if it is of another job, stream or plan; the coordinator refuses it if other ranks are
-        elsewhere.
+        Raise SettingsError if it is not what `state` returned, or is of another job, stream or plan. Raise RefusedError
+        if other ranks are elsewhere, LostError if the coordinator does not answer, and the error of a feed that fails
+        or is closed.
         """
         state = fields_of_state(state, _NAMES, "restore")
         self._refuse_other(state, ("job", "stream", "plan_digest"), "a cursor of {}")
@@ -267,7 +298,8 @@ class TrainedCursor(FeedCursor):
     def rewind(self) -> None:
         """Attach again at the very beginning, for a model without a checkpoint, unless the cursor is there.
 
-        The coordinator refuses it with RefusedError if other ranks are elsewhere.
+        Raise RefusedError if other ranks are elsewhere, LostError if the coordinator does not answer, and the error of
+        a feed that fails or is closed.
         """
         if (self.at.epoch, self.at.number) != (0, 0):
             self._reattach(Position(0, 0, self.at.group))

@@ -91,7 +91,7 @@ class _Watcher:
             self.hear()
 
     def hear(self) -> None:
-        """Act on the signals that came; called by our thread, and by the main thread, which may be faster."""
+        """Act on the signals that came, if any; called by our thread, and by the main thread, which may be faster."""
         # Reading the number and setting `pending` are one step: a thread that finds nothing left to read must already
         # see it as pending.
         with self._hearing:
@@ -159,7 +159,7 @@ def _outside(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame whose exceptions are not lost.
 
     They are lost in finalisers and where TensorFlow calls Python, so the result is the caller of the outermost such
-    frame.
+    frame, or None if it has none; without such a frame it is this frame itself.
     """
     outside = frame
     while frame is not None:
@@ -171,7 +171,7 @@ def _outside(frame: FrameType | None) -> FrameType | None:
 
 
 def _raise_on_return_to(frame: FrameType) -> None:
-    """Raise the pending Ctrl-C as soon as a frame resumes.
+    """Have the pending Ctrl-C raised as KeyboardInterrupt as soon as a frame resumes.
 
     Only a trace function is called then, be it after a return or after an exception.
     """
@@ -222,7 +222,10 @@ def deferred(*, reads_on: bool = False) -> Iterator[Interruption]:
 
 
 def _is_held(numbers: bytes) -> bool:
-    """Return whether feeds are read on in spite of these signals, because they are the first."""
+    """Return whether feeds are read on in spite of these signals: a block `deferred(reads_on=True)` hears the first.
+
+    Count the signals for each such block.
+    """
     holding = [interruption for interruption in _deferring if interruption.reads_on]
     for interruption in holding:
         interruption.heard.update(number for number in numbers if _interrupts(bytes([number])))
@@ -231,7 +234,7 @@ def _is_held(numbers: bytes) -> bool:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """Handle SIGINT inside `deferred`: note a first one, raise at a second."""
+    """Handle SIGINT inside `deferred`: note a first one, raise KeyboardInterrupt at a second."""
     if any(interruption.is_asked for interruption in _deferring):
         _raise_once_outside(number, frame)
     for interruption in _deferring:
@@ -264,7 +267,10 @@ def watch(feed: Interruptible) -> None:
 
 
 def forget(feed: Interruptible) -> None:
-    """Stop watching a closed feed; with the last one, descriptor and handlers go back to their previous owners."""
+    """Stop watching a closed feed; with the last one, descriptor and handlers go back to their previous owners.
+
+    Outside the main thread they stay as they are.
+    """
     _feeds.discard(feed)
     if not _feeds and _watchers and threading.current_thread() is threading.main_thread():
         _watchers.pop().restore()

@@ -64,7 +64,9 @@ def make(
 ) -> FeedDataset:
     """Return the feed's dataset for one device, or `in_rounds` for a consumer that takes whole rounds for its devices.
 
-    With `ahead`, a thread fetches elements while a step computes.
+    With `ahead`, a thread fetches elements while a step computes. Warn if the feed has several ranks and is not read
+    `in_rounds`. Raise SettingsError if the structure names a key that batches lack, or in queue mode if batches are
+    made whole.
     """
     if session.ranks.replicas > 1 and not in_rounds:
         warnings.warn(
@@ -87,7 +89,11 @@ def make(
 def distributed(
     session: FeedSession, strategy: tf.distribute.Strategy, structure: ElementStructure
 ) -> tf.distribute.DistributedDataset:
-    """Return the dataset that gives replica r the r-th batch of each round; raise SettingsError for other replicas."""
+    """Return the dataset that gives replica r the r-th batch of each round.
+
+    Raise SettingsError unless the strategy has as many replicas here as the feed has ranks, if the structure names a
+    key that batches lack, or in queue mode if batches are made whole.
+    """
     replicas = ranks_of(strategy).replicas
     require(
         replicas == session.ranks.replicas,
@@ -126,7 +132,7 @@ def copies_batches() -> bool:
 
 
 def _prepare(session: FeedSession) -> None:
-    """Prepare the session and this process for TensorFlow: flushing, Ctrl-C, and Keras' warnings switched off."""
+    """Set up flushing, Ctrl-C and Keras' warnings; raise SettingsError in queue mode if batches are made whole."""
     copies_batches()  # at the start, because it logs the answer
     session.serve_framework(let_go=flush_references, on_close=ctrl_c.forget)
     ctrl_c.watch(session)
@@ -137,7 +143,7 @@ def _prepare(session: FeedSession) -> None:
 
 
 def _pipeline(openings: Openings) -> tf.data.Dataset:
-    """Return the dataset that reads these openings' elements, with the user's `map` applied."""
+    """Return the dataset that reads these openings, with `map` applied; raise SettingsError if batches lack a key."""
     dtypes = {field.key: field.dtype for field in openings.session.spec.fields}
     shapes = {key: openings.stacks.shape_of(shape) for key, shape in shapes_of(openings.session).items()}
     specs = {key: tf.TensorSpec(shape, dtypes[key]) for key, shape in shapes.items()}
@@ -148,7 +154,7 @@ def _pipeline(openings: Openings) -> tf.data.Dataset:
 
 
 def _ahead(data: tf.data.Dataset, structure: ElementStructure, device: str | None, *, always: bool) -> tf.data.Dataset:
-    """Prefetch to an accelerator, or if TensorFlow has work to do on elements, or `always`.
+    """Prefetch to an accelerator, if TensorFlow has work to do on elements, or `always`; else return the same data set.
 
     Other elements wait ready in the feed's slots, so prefetching them would only cost a thread.
     """
@@ -194,7 +200,10 @@ class _Counting:
         self.error = error
 
     def on_ended(self) -> None:
-        """Count the pass as trained on, because its consumer has seen the end."""
+        """Count the pass, whose end was seen, as trained on: once, if it was opened and the cursor counts passes.
+
+        Raise LostError if no worker says how long the epoch is.
+        """
         batches, self._batches = self._batches, None
         if batches is not None and self.session.cursor.may_count_pass(is_seen=True):
             self.session.cursor.count_to_end(batches.start, batches.rounds)
@@ -202,7 +211,8 @@ class _Counting:
     def settle(self) -> None:
         """Count the last pass if a consumer inside a graph, which cannot be observed, has read it to its end.
 
-        It takes an element of the iterator, so call it only when the old consumer wants no more.
+        Do nothing in queue mode, in an evaluation, or if the feed has failed. It takes an element of the iterator, so
+        call it only when the old consumer wants no more.
         """
         session, iterator = self.session, self._iterator
         is_counted = session.error is None and session.cursor.may_count_pass(is_seen=False)
@@ -225,12 +235,12 @@ class _FromAfar(Witness):
         self._held = weakref.ref(counting)
 
     def on_opened(self, batches: BatchIterator) -> None:
-        """Tell the counting, if it still exists."""
+        """Note in the counting, if it still exists, that a pass began."""
         if (counting := self._held()) is not None:
             counting.on_opened(batches)
 
     def on_stopped(self, error: BaseException) -> None:
-        """Tell the counting, if it still exists."""
+        """Note in the counting, if it still exists, the error that stopped a pass."""
         if (counting := self._held()) is not None:
             counting.on_stopped(error)
 
@@ -247,7 +257,10 @@ class _Derived(Witness):
         self._session.cursor.refuse_queue(refuse_uncounted())
 
     def on_read_to_end(self, batches: BatchIterator) -> None:
-        """Warn: one full pass may be just a look, but several from the same cursor suggest training."""
+        """Warn in the log after the second full pass from the same cursor, unless the stream is for evaluation.
+
+        One full pass may be just a look, but several from the same cursor suggest training.
+        """
         self._starts.append(batches.start)
         if self._starts == [batches.start] * _LOOKS and not self._session.spec.evaluation:
             Log("trainer").warning(
@@ -290,7 +303,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
             return self._make_uncounted()
 
     def cardinality(self) -> tf.Tensor:
-        """Return the length of the longest epoch: with less Keras would cut all epochs to the first one's length."""
+        """Return an upper bound on an epoch's elements: with less Keras would cut epochs to the first one's length."""
         session = self._counting.session
         return tf.constant(session.cursor.most_rounds() * session.ranks.replicas, tf.int64)
 
@@ -309,12 +322,12 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         return elements
 
     def example(self) -> Any:
-        """Return an element of the smallest shape without samples, for code that has to know shapes before reading."""
+        """Return an element of the smallest shape without samples; raise SettingsError if batches lack a key."""
         *_, smallest = masked_batches(self._counting.session)
         return _element_of(self._structure, smallest)
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
-        """Yield what `make` makes with a function that returns the next element, in a thread of its own."""
+        """Yield what `make` makes with a function that returns the next element, in a thread; raise its error here."""
         return iter(self).staged(make)  # type: ignore[attr-defined, no-any-return] # in lockstep it is ours
 
     def _warn_of_replicas(self) -> None:
@@ -369,7 +382,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
                 yield element
 
     def _observed(self, take: Callable[[], Any]) -> Any:
-        """Return what `take` returns; count the pass at its end, and raise the feed's error, not TensorFlow's."""
+        """Return what `take` returns; count the pass at its end, and raise the feed's error, if any, not another."""
         try:
             return take()
         except StopIteration:
@@ -437,7 +450,7 @@ def flush_references() -> None:
 
 
 def ranks_of(strategy: tf.distribute.Strategy) -> Ranks:
-    """Return this process's ranks in a strategy; in a cluster the chief, if there is one, comes before the workers."""
+    """Return this process's ranks: all, but in a MultiWorkerMirroredStrategy's cluster its share, the chief's first."""
     world = int(strategy.num_replicas_in_sync)
     resolver = strategy.cluster_resolver
     if resolver is None or not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -455,7 +468,8 @@ def ranks_of(strategy: tf.distribute.Strategy) -> Ranks:
 def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: ElementStructure) -> None:
     """Run `step` once on each padded shape, largest first, with all rows masked; raise the feed's error if it has one.
 
-    Shapes are then compiled before training starts, and one that does not fit into memory fails at once.
+    An interruption is no such error. Shapes are then compiled before training starts, and one that does not fit into
+    memory fails at once. Raise SettingsError if the structure names a key that batches lack.
     """
     with _tracing_often():
         for batch in masked_batches(session):
@@ -465,7 +479,7 @@ def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: Element
 
 
 def _element_of(structure: ElementStructure, batch: Mapping[str, Any]) -> Any:
-    """Return the element of a batch of arrays, with `map` applied."""
+    """Return the element of a batch of arrays, with `map` applied; raise SettingsError if a key is missing."""
     element = structure.of({key: tf.constant(array) for key, array in batch.items()})
     return element if structure.map is None else structure.map(element)
 

@@ -65,7 +65,7 @@ class ElementStructure:
 
 
 def _filled(part: Keys, values: Mapping[str, Any]) -> Any:
-    """Return a part of an element with the values of its keys."""
+    """Return a part of an element with the values of its keys; raise SettingsError if a key is missing."""
     if isinstance(part, str):
         return _value(part, values)
     if isinstance(part, Mapping):
@@ -126,7 +126,10 @@ def _agreed(shapes: list[tuple[int, ...]]) -> tuple[int | None, ...]:
 
 
 def masked_batches(session: FeedSession) -> Iterator[dict[str, NDArray[np.generic]]]:
-    """Yield a batch of each padded shape with all rows masked, largest first."""
+    """Yield a batch of each padded shape with all rows masked, largest first.
+
+    All values are 0, but for `tag`, which is -1.
+    """
     layouts = sorted(
         (layout_of(session.spec.fields, shape) for shape in session.spec.shapes), key=lambda layout: -layout.nbytes
     )

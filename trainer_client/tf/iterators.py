@@ -79,11 +79,15 @@ class Openings:
 
     @cached_property
     def stacks(self) -> Stacks:
-        """Return how batches enter TensorFlow."""
+        """Return how batches enter TensorFlow: one by one, joined by rows, or stacked."""
         return Stacks.of(self.session.spec)
 
     def __call__(self) -> FeedPass:
-        """Begin a pass."""
+        """Begin a pass at the cursor; pass on the error by which the witness prevents it.
+
+        Raise SettingsError as well if all epochs of `connect(epochs=)` are over, RefusedError if other ranks stand at
+        another cursor, and LostError if the coordinator does not answer.
+        """
         self.witness.on_opening()
         keep_freed_memory(trim_bytes=_TRIM_BYTES, mmap_bytes=_MMAP_BYTES)
         batches = self.session.open(keep_interrupt=ctrl_c.is_pending())
@@ -118,7 +122,10 @@ class FeedPass:
             exit_guard.leave(self)
 
     def _next(self) -> list[Any]:
-        """Return the arrays of the next element; remember an error, and raise it from now on."""
+        """Return the arrays of the next element; remember an error, and raise it from now on.
+
+        Raise StopIteration at the end of the epoch, and the errors of a `Reading`, such as LostError.
+        """
         if self._error is not None:
             raise self._error
         try:
@@ -152,7 +159,7 @@ _PASSES: dict[int, Openings | FeedPass] = {}
 
 
 def _begin(dataset: np.int64) -> Any:
-    """Register the pass of a new iterator of a dataset, and return the iterator's number."""
+    """Register what opens the pass of a new iterator of this dataset, and return the iterator's number."""
     # A number, because a traced function can capture no Python object: it is traced once for all iterators.
     number = next(_NUMBERS)
     _PASSES[number] = _OPENINGS[int(dataset)]
@@ -160,7 +167,10 @@ def _begin(dataset: np.int64) -> Any:
 
 
 def _advance(number: np.int64) -> list[Any]:
-    """Return the next element of an iterator."""
+    """Return the next element of an iterator, whose pass begins with its first; raise StopIteration at the end.
+
+    Raise the pass' errors as well, of opening it and of reading.
+    """
     current = _PASSES[int(number)]
     if isinstance(current, Openings):  # opened only now, because many iterators never ask for an element
         current = _PASSES[int(number)] = current()
@@ -265,27 +275,31 @@ class Stacks:
 
     @classmethod
     def of(cls, spec: StreamSpec) -> Self:
-        """Return the way that suits what a stream's batches may hold."""
+        """Return the way that suits a stream's batches: one by one if a planned batch may have an empty field."""
         # SIGSEGV in `unbatch`, which no handler of ours could turn into an error: so never an empty tensor there.
         has_room = all(0 not in field.shape for field in spec.fields)
         joined = spec.producers > 0
         return cls(spec.at_a_time if joined or has_room else 1, joined)
 
     def shape_of(self, batch: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Return the shape in which a tensor of this batch shape enters."""
+        """Return the shape in which a tensor of this batch shape enters; the same shape if batches enter one by one."""
         if self.most == 1:
             return batch
         return (None, *batch[1:]) if self.joined else (None, *batch)
 
     def take(self, batches: BatchIterator, keys: Collection[str]) -> Mapping[str, NDArray[np.generic]]:
-        """Take the next batches that are ready and of one shape, stacked; raise StopIteration at the end."""
+        """Take the next batches that are ready and of one shape, stacked; raise StopIteration at the end.
+
+        If batches enter one by one, return the next batch as it is. Raise the errors of a `Reading` as well, such as
+        LostError.
+        """
         if self.most == 1:
             return next(batches)
         stacked = batches.take_stacked(keys, self.most)
         return {key: _joined(array) for key, array in stacked.items()} if self.joined else stacked
 
     def taken_apart(self, entered: tf.data.Dataset) -> tf.data.Dataset:
-        """Return the data set of single batches."""
+        """Return the data set of single batches; the same data set if batches enter one by one."""
         if self.most == 1:
             return entered
         # `rebatch` survives tensors without elements, where `unbatch` would end the process.
@@ -293,7 +307,7 @@ class Stacks:
 
 
 def _joined(stack: NDArray[Any]) -> NDArray[Any]:
-    """Return the rows of a stack of batches that have one row each."""
+    """Return the rows of a stack of batches that have one row each; a copy if there is only one batch."""
     rows = stack.reshape(len(stack), *stack.shape[2:])
     # `rebatch` hands on a single row as it is: a consumer that keeps it would keep a slot.
     return rows.copy() if len(rows) == 1 else rows

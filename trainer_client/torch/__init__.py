@@ -71,7 +71,7 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
         raise _read_elsewhere("one that is sent to another process")
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        """Return a tensor over the array's memory, or a copy of it on the device."""
+        """Return a tensor over the array's memory on the CPU, or a copy of it on another device."""
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
 
@@ -80,6 +80,9 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
 
         Returns:
             A dict that JSON can hold.
+
+        Raises:
+            LostError: In queue mode: the coordinator did not answer.
         """
         return self._given.state()
 
@@ -90,8 +93,9 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
             state: What `state_dict` returned, in this process or an earlier one.
 
         Raises:
-            SettingsError: The state is of another job, stream or plan.
+            SettingsError: The state is something else, or of another job, stream or plan.
             RefusedError: Other ranks stand at another cursor.
+            LostError: The coordinator did not answer.
         """
         self._given.restore(state)
 
@@ -110,7 +114,7 @@ def ranks() -> dict[str, int]:
         A dict with both.
 
     Raises:
-        SettingsError: RANK or WORLD_SIZE is not a number.
+        SettingsError: RANK or WORLD_SIZE is not a number, or only one of them is set.
 
     Example:
         >>> import trainer_client.torch

@@ -57,7 +57,8 @@ def train(order: TrainOrder) -> None:
     """Train until the target is reached, with the strategy that the order names.
 
     Folders, validation streams and the user's module are checked before the training feed attaches: raise
-    SettingsError, DataError, LostError or RefusedError for what is wrong there, before a rank is taken.
+    SettingsError, DataError, LostError or RefusedError for what is wrong there, before a rank is taken. Errors of
+    attaching and of the loop, a KeyboardInterrupt among them, are passed on, and then nothing is exported.
     """
     if order.export is not None:
         _refuse_to_replace(order.export)
@@ -95,7 +96,8 @@ def train(order: TrainOrder) -> None:
 def _train_with_servers(order: TrainOrder) -> None:
     """Train as one of several workers, or serve as a parameter server, by this process's role.
 
-    Raise SettingsError for validation by steps, as workers take no steps together.
+    Raise SettingsError for validation by steps, as workers take no steps together, and for a role, a folder, keys or a
+    module that are unfit. Errors of connecting and of the loop are passed on.
     """
     from trainer_client.training.servers import command as servers
 
@@ -130,7 +132,8 @@ def _train_with_servers(order: TrainOrder) -> None:
 def placement_of(options: StrategyOptions) -> Placement:
     """Return the strategy that the options name, with this process's devices set up for it, and print its choice.
 
-    Raise SettingsError if these devices, or this process's role, do not fit it.
+    Raise SettingsError if these devices, or this process's role, do not fit it, and LostError if another process of a
+    cluster is lost meanwhile.
     """
     with quick_import():  # TensorFlow takes seconds
         from trainer_client.training.loop import training_loop  # noqa: F401 - so that it is imported quickly, too
@@ -156,7 +159,10 @@ def placement_of(options: StrategyOptions) -> Placement:
 
 
 def _connect(stack: ExitStack, order: TrainOrder, **how: Any) -> Feed:
-    """Return the training feed, until the stack ends; raise SettingsError if its stream is for evaluation."""
+    """Return the training feed, until the stack ends; raise SettingsError if its stream is for evaluation.
+
+    Errors of `connect` are passed on.
+    """
     feed = stack.enter_context(order.connect(order.stream, **how, **order.metrics))
     if feed._session.spec.evaluation:
         raise SettingsError(
@@ -169,7 +175,7 @@ def _connect(stack: ExitStack, order: TrainOrder, **how: Any) -> Feed:
 def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:
     """Connect to a validation stream, before the training feed takes anybody's rank.
 
-    Raise SettingsError if the stream is one for training.
+    Raise SettingsError if the stream is one for training; errors of `connect` are passed on.
     """
     feed = order.connect(stream, work="evaluate", **how)
     if not feed._session.spec.evaluation:
@@ -205,7 +211,11 @@ def _data(order: TrainOrder, feed: Feed, placement: Placement) -> TrainingData:
 
 
 def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
-    """Return the callbacks, with validation first, so that the module's own find its values in the logs."""
+    """Return the callbacks, with validation first, so that the module's own find its values in the logs.
+
+    Without validation streams they are the module's own, if any. Raise SettingsError if a piece of the module is no
+    function, or if validation lacks `feed_keys` or has unfit ones.
+    """
     own = list(order.module.make_if_there("callbacks") or ())
     if not judges:
         return own
@@ -216,7 +226,10 @@ def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
 
 
 def _refuse_closed(order: TrainOrder, *, writes: bool) -> None:
-    """Raise SettingsError now, not after hours of training, for a folder that the writer may not write to."""
+    """Raise SettingsError now, not after hours of training, for a folder that the writer may not write to.
+
+    In a process that does not write, do nothing.
+    """
     places = {
         "--checkpoint": order.loop.checkpoints,
         "--summaries": order.loop.summaries,
@@ -231,13 +244,16 @@ def _refuse_closed(order: TrainOrder, *, writes: bool) -> None:
 
 
 def _export(order: TrainOrder, model: Any, data: TrainingData, *, writes: bool) -> None:
-    """Export the model if the order says where, in the process that writes."""
+    """Export the model if the order says where, in the process that writes; else do nothing."""
     if writes and order.export is not None:
         export_model(model, data.elements, order.export)
 
 
 def _refuse_to_replace(path: Path) -> None:
-    """Raise SettingsError if the export would replace a folder that is not an exported model."""
+    """Raise SettingsError if the export would replace a folder that is not an exported model.
+
+    A `.keras` file replaces no folder at all; a SavedModel may replace an empty one.
+    """
     is_folder_for_file = path.suffix == ".keras" and path.is_dir()
     is_no_model = path.is_dir() and any(path.iterdir()) and not (path / "saved_model.pb").exists()
     if is_folder_for_file or is_no_model:
@@ -251,7 +267,8 @@ def export_model(model: Any, elements: Any, path: Path) -> None:
     """Write the model to `path`, a `.keras` file or the folder of a SavedModel, and replace an earlier export there.
 
     The SavedModel serves any number of rows. `elements` have the specs of the model's inputs; padded lengths that
-    differ between batches are None in them. Print where the model is.
+    differ between batches are None in them. Print where the model is. Errors of saving are passed on, and leave an
+    earlier export as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Written first into a folder whose name nobody can guess: TensorFlow would follow a link that is planted there.

@@ -41,7 +41,7 @@ class EpochDigests:
 
     @property
     def digest(self) -> str:
-        """Return the digest over all batches, in hexadecimal."""
+        """Return the digest over all batches' numbers and digests, 128 bits in hexadecimal."""
         state = xxhash.xxh3_128()
         for number, digest in enumerate(self.batches):
             state.update(number.to_bytes(8, "little"))
@@ -50,7 +50,7 @@ class EpochDigests:
 
 
 def digest_of(epochs: Sequence[EpochDigests]) -> str:
-    """Return the digest of one epoch, or the digest of several epochs' digests."""
+    """Return the digest of a single epoch, or the digest of the digests of several epochs, in hexadecimal."""
     if len(epochs) == 1:
         return epochs[0].digest
     return xxhash.xxh3_128_hexdigest("".join(epoch.digest for epoch in epochs).encode())
@@ -67,7 +67,10 @@ class Difference:
 
 
 def differences(here: Iterable[EpochDigests], there: Iterable[EpochDigests]) -> list[Difference]:
-    """Return all batches that differ between two readings of the same epochs, in order."""
+    """Return all batches that differ between two readings of the same epochs, in order; empty if they are equal.
+
+    Raise ValueError if the readings have different numbers of epochs.
+    """
     return [
         Difference(ours.epoch, number, our_digest, their_digest)
         for ours, theirs in zip(here, there, strict=True)
@@ -86,7 +89,7 @@ class CutPart:
 
 
 def cut_plan(batches: int, group: int, cuts: int, draws: Random) -> list[CutPart]:
-    """Return the parts of the first `batches` batches.
+    """Return the parts of the first `batches` batches, each with a random world; none if there are no batches.
 
     There are `cuts` cuts, or fewer where rounds leave no room for them.
     """

@@ -54,7 +54,10 @@ class EpochsOfJob:
 
 @contextmanager
 def _connected(source: EpochsOfJob, world: int = 1) -> Iterator[Receiver]:
-    """Yield the receiver of a verifier, not yet attached; its `world` ranks are read together, in rounds."""
+    """Yield the receiver of a verifier, not yet attached; its `world` ranks are read together, in rounds.
+
+    Raise SettingsError for an unsafe endpoint file or a missing key, and MachineError if too few open files are left.
+    """
     receiver = Receiver(
         ReceiverSettings(
             core=CoreSettings(
@@ -82,7 +85,7 @@ def _connected(source: EpochsOfJob, world: int = 1) -> Iterator[Receiver]:
 def _read(receiver: Receiver, cursor: Cursor, stop: int) -> Iterator[tuple[int, int]]:
     """Yield number and digest of each batch from the cursor on, before `stop`; empty places are left out.
 
-    Raise ProtocolError if the epoch ends earlier.
+    Raise ProtocolError if the epoch ends earlier, and the reader's errors, such as LostError.
     """
     maker, reader = BatchMaker(receiver), Reader(Position(cursor.epoch, cursor.number, cursor.group))
     next_number = cursor.number
@@ -105,7 +108,9 @@ def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _
     """Return the digests of all batches, read in order by one reader.
 
     `note` is called with the number of batches read and to read in the epoch. Raise NotComparableError if the job reads
-    in another group, or has no such epochs.
+    in another group, or has no such epochs, because the stream is for evaluation. Raise ProtocolError if batches come
+    out of order or end early, LostError if nobody answers, RefusedError if the job refuses the reader, and
+    SettingsError for unusable keys.
     """
     with _connected(source) as receiver:
         start = receiver.attach(None).cursor  # the job's own, which has its group and plan
@@ -126,7 +131,10 @@ def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _
 def _read_epoch(
     receiver: Receiver, source: EpochsOfJob, cursor: Cursor, note: Callable[[int, int], None]
 ) -> EpochDigests:
-    """Return the digests of an epoch's batches; raise ProtocolError if they come out of order."""
+    """Return the digests of an epoch's batches; raise ProtocolError if they come out of order or end early.
+
+    Raise LostError if no worker answers.
+    """
     digests = EpochDigests(cursor.epoch, cursor.group, cursor.plan_digest)
     batches = receiver.ask_batches(cursor.epoch, cursor.group)
     stop = min(batches, source.most or batches)
@@ -142,7 +150,8 @@ def read_part(source: EpochsOfJob, whole: EpochDigests, part: CutPart) -> Iterat
     """Yield number and digest of each batch of a part of an epoch that was read as a whole before.
 
     A reader of its own resumes at the part's beginning, and reads in rounds of the part's world. Raise
-    NotComparableError if the group has changed since.
+    NotComparableError if the group has changed since, ProtocolError if the epoch ends early, LostError if nobody
+    answers, and RefusedError if the job refuses the reader.
     """
     cursor = Cursor(whole.epoch, part.start, whole.group, whole.plan_digest)
     with _connected(source, part.world) as receiver:

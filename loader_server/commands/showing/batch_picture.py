@@ -36,9 +36,9 @@ _PARTING = "deepskyblue"
 
 
 def draw(batch: ShownBatch, path: Path) -> list[str]:
-    """Write a PNG file, and return the keys that it leaves out, each with the reason.
+    """Write a PNG file of at most `_MOST_ROWS` rows, and return the keys that it leaves out, each with the reason.
 
-    Raises SettingsError without matplotlib.
+    Raises SettingsError without matplotlib, or OSError if the file cannot be written.
     """
     fields = [field for field in batch.stream.fields if _is_drawn(field)]
     rows = min(len(batch.arrays["weight"]), _MOST_ROWS)
@@ -131,7 +131,10 @@ def _draw_tokens(axes: Any, tokens: NDArray[Any], batch: NDArray[Any]) -> None:
 
 
 def _span(batch: NDArray[Any]) -> tuple[float, float]:
-    """Return the range of colours or heights: one for all rows, so that they can be compared."""
+    """Return the range of colours or heights: one for all rows, so that they can be compared.
+
+    It is that of the finite values, or 0 to 1 without any; a single value gets a range of 1 around it.
+    """
     finite = batch[np.isfinite(batch)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     return (low, high) if low < high else (low - 0.5, high + 0.5)

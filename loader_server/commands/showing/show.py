@@ -47,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
     """Print one batch, or the places of a sample; write the picture and the sound that are asked for.
 
     Return the exit code. A batch that can be printed but not drawn is printed first; then the error is raised. Raises
-    SettingsError for a stream, batch, sample or row that the job does not have.
+    SettingsError for a stream, batch, sample or row that the job does not have, DataError if it is not indexed or a
+    sample cannot be read, and what `recall` raises.
     """
     job = read_job(options.job)
     stream = open_stream(job, options.stream)
@@ -218,9 +219,9 @@ def _drawn_text(drawn: dict[str, Any]) -> str:
 
 
 def _write_sound(batch: ShownBatch, row: int) -> str:
-    """Write the row's last value that is a sound to a WAV file; return its description.
+    """Write the last value of the row's first sample that is a sound to a WAV file here; return its description.
 
-    Raises SettingsError if the row has no sample or no sound.
+    Raises SettingsError if the row has no sample, or its first sample no sound.
     """
     in_row = [sample for sample in batch.samples if sample.row == row]
     if not in_row:
@@ -249,7 +250,7 @@ def _write_sound(batch: ShownBatch, row: int) -> str:
 
 
 def _as_int16(sound: NDArray[Any]) -> NDArray[np.int16]:
-    """Return samples as int16; for floats full scale is 1, and louder samples are clipped."""
+    """Return samples as int16: such samples as they are; for others full scale is 1, and louder ones are clipped."""
     if sound.dtype == np.int16:
         return sound
     return np.round(np.clip(sound.astype(np.float64), -1, 1) * (2**15 - 1)).astype("<i2")

@@ -99,7 +99,11 @@ class _Masked:
 
 
 def build_batch(stream: Stream, position: BatchNumber, culprits: Iterable[tuple[str, str]]) -> ShownBatch:
-    """Build a batch; raise SettingsError if the epoch has no batch of this number."""
+    """Build a batch with its samples' details; samples that cannot be used, and `culprits`, are masked in it.
+
+    Raise SettingsError if the epoch has no batch of this number, ReadError if a sample cannot be read, and
+    ExhaustedError or another error if memory or descriptors ran out.
+    """
     masked = _Masked()
     builder = Builder(stream, masked, Deadline(1.0, lambda _: None))
     builder.culprits.hear(culprit_key(name, identity) for name, identity in culprits)
@@ -148,7 +152,10 @@ def _want(stream: Stream, position: BatchNumber) -> Want:
 def _samples(
     stream: Stream, position: BatchNumber, prepared: Prepared, errors: Mapping[int, SampleError]
 ) -> Iterable[ShownSample]:
-    """Yield the samples of a batch, in the order of their rows, each decoded once more unless that may kill us."""
+    """Yield the samples of a batch, in the order of their rows, each decoded once more unless that may kill us.
+
+    Raise ReadError if one cannot be read.
+    """
     planned = prepared.planned
     samples = prepared.samples.tolist()
     rows = range(len(samples)) if planned.rows is None else planned.rows.tolist()
@@ -183,7 +190,10 @@ class _InsideSample:
         self.sound: Sound | None = None
 
     def look(self) -> None:
-        """Decode and transform the sample, and record what it becomes."""
+        """Decode and transform the sample, and record its texts, draws and sound, up to an error, which is dropped.
+
+        Raise ReadError if it cannot be read.
+        """
         source, number = self._stream.source, self._key[2]
         (raw,) = read_patiently(source.read, [number], bool)
         with contextlib.suppress(Exception):  # the build has recorded why the sample is masked
@@ -204,7 +214,7 @@ class _InsideSample:
 
 
 def _sound_in(sample: Mapping[str, Any], when: str) -> Sound | None:
-    """Return a copy of the first value with a rate; None if there is none.
+    """Return a copy of the first value with one axis and a rate of at least `_LOWEST_RATE`; None if there is none.
 
     A copy, because transforms may change the value in place.
     """

@@ -99,7 +99,7 @@ class ElasticWorld:
         return next((member for member in self.members if member.incarnation == incarnation), None)
 
     def lives(self) -> bool:
-        """Return whether anybody has a place, waits for one, or is expected back."""
+        """Return whether a world trains, or anybody waits for a place or is expected to leave or to come back."""
         return self.stage is WorldStage.TRAINING or bool(self._awaited_s or self._joiners)
 
     def rank_of(self, member: WorldMember) -> int:
@@ -108,7 +108,7 @@ class ElasticWorld:
 
     @property
     def ranks(self) -> int:
-        """Return how many ranks the world has."""
+        """Return how many ranks the last world has, over all its members; 0 if there was none."""
         return sum(member.replicas for member in self.members)
 
     # --- joining ---
@@ -116,7 +116,10 @@ class ElasticWorld:
     def join(self, peer: bytes, join: m.Join, room: int, now_s: float) -> list[Instruction]:
         """Handle a request for a place, perhaps repeated: place the trainer, let it wait, or refuse it.
 
-        `room` is how many ranks a world may have. A member that joins with another incarnation ends its world.
+        Refused are a spare of a run that has ended, a least world larger than `room`, which is how many ranks a world
+        may have, and limits other than those of the others. A member that joins with another incarnation ends the world
+        that trains. A request older than the trainer's last gets no answer. The answers for others are returned too if
+        the next world begins.
         """
         answer = self._answer_without_a_place(join, room, now_s)
         if answer is not None:
@@ -181,7 +184,10 @@ class ElasticWorld:
     # --- attaching ---
 
     def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
-        """Return a refusal unless the trainer has this place in the world that trains, or that has ended its run."""
+        """Return a refusal unless the trainer has this place in the world that trains, or that has ended its run.
+
+        Otherwise note that it lives, and return None.
+        """
         member = self.member_of(attach.incarnation)
         place = (self.version, self.rank_of(member), self.ranks, member.replicas) if member is not None else None
         claimed = (attach.world_version, attach.rank, attach.world, attach.replicas)
@@ -195,7 +201,9 @@ class ElasticWorld:
     def begin(self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float) -> m.NotAttached | m.Wait | None:
         """Record where a member starts; let it wait until all members have reported the same start.
 
-        Returns None once they have, or if the trainer has no cursor or the run has ended.
+        Returns None once they have, or if the trainer has no cursor or the run has ended. If the starts differ, the
+        world ends at the first time, with a refusal; at the second, those that differ from rank 0 are refused, and the
+        others wait.
         """
         self._peers[attach.incarnation] = peer
         if attach.cursor is None or self.stage is WorldStage.ENDED:
@@ -215,7 +223,8 @@ class ElasticWorld:
     def _disagree(self, attach: m.Attach, chief: tuple[int, int], now_s: float) -> m.NotAttached | m.Wait:
         """End the world at the first disagreement; at the second, refuse those that differ from the chief.
 
-        The first may be a mere race: a checkpoint was committed after some members had read the one before.
+        At the first the sender is refused; at the second, senders that agree with the chief wait. The first may be a
+        mere race: a checkpoint was committed after some members had read the one before.
         """
         start = self._starts[attach.incarnation]
         if not self._disagreed:
@@ -230,7 +239,10 @@ class ElasticWorld:
     # --- while it trains ---
 
     def hear(self, peer: bytes, incarnation: int, now_s: float) -> m.WorldOver | None:
-        """Note that a member lives; return the news that its world is over, if it is."""
+        """Note that a member lives; return the news that its world is over, if it is and the member has not left it.
+
+        Return None otherwise, and for a trainer that is no member.
+        """
         if self.member_of(incarnation) is None:
             return None
         self._peers[incarnation], self._heard_s[incarnation] = peer, now_s
@@ -239,7 +251,10 @@ class ElasticWorld:
         return None
 
     def leave(self, incarnation: int, room: int, now_s: float) -> list[Instruction]:
-        """Handle a trainer that detached or gave up waiting; a member that leaves ends a world that trains."""
+        """Handle a trainer that detached or gave up waiting; a member that leaves ends a world that trains.
+
+        Return the instructions that follow, with the places of the next world if it begins now.
+        """
         self._joiners = {
             number: joiner for number, joiner in self._joiners.items() if joiner.join.incarnation != incarnation
         }
@@ -260,7 +275,10 @@ class ElasticWorld:
             self._awaited_s[member.incarnation] = min(until_s, now_s + back_s)
 
     def end_run(self) -> list[Instruction]:
-        """Mark the run as completed: members may leave one by one, and waiting spares are sent away."""
+        """Mark the run as completed: members may leave one by one, and waiting spares are sent away.
+
+        Return the refusals for the spares. A world that does not train is left as it is.
+        """
         if self.stage is WorldStage.TRAINING:
             self.stage = WorldStage.ENDED
             self._out += [Send(joiner.peer, objections.run_ended(joiner.join)) for joiner in self._joiners.values()]
@@ -268,7 +286,7 @@ class ElasticWorld:
         return self.take_news()
 
     def tick(self, room: int, now_s: float) -> list[Instruction]:
-        """Drop silent members and joiners, and begin the next world if it is due."""
+        """Drop silent members and joiners, and begin the next world if it is due; return the instructions."""
         # After a restart nobody has been heard yet, so a member's time of silence begins with the first tick
         # (`setdefault`).
         gone_s = now_s - GONE_AFTER * self._timeout_s
@@ -316,7 +334,11 @@ class ElasticWorld:
         return [member.name for member in self.members if member.incarnation in self._awaited_s]
 
     def _choose(self, room: int, now_s: float) -> list[_Joiner]:
-        """Return who would be in a world that began now: former members in rank order, then by time of joining."""
+        """Return who would be in a world that began now: former members in rank order, then by time of joining.
+
+        Only joiners that asked within the last heartbeat timeout count; those that do not fit into limits or room are
+        left out.
+        """
         # Former members first, so that the chief stays while it lives: a checkpoint follows the one that its writer
         # read or wrote last.
         places = {member.member: place for place, member in enumerate(self.members)}
@@ -385,7 +407,7 @@ class ElasticWorld:
     # --- for people ---
 
     def report(self, now_s: float) -> dict[str, Any]:
-        """Return the state of the world, for people and scripts."""
+        """Return the world's stage, version, limits and changes, its members, and who waits or leaves, for people."""
         return {
             "stage": self.stage.value,
             "version": self.version,

@@ -37,7 +37,11 @@ class Worlds:
     # --- joining ---
 
     def join(self, peer: bytes, join: m.Join, now_s: float) -> list[Instruction]:
-        """Handle a trainer's request for a place in its stream's world."""
+        """Handle a trainer's request for a place in its stream's world.
+
+        Return a refusal if the job or stream does not fit, a wait while trainers with fixed ranks are attached, or else
+        the instructions of the stream's world.
+        """
         stream = self._streams.get(join.stream)
         problem = objections.join_misfit(join, self._job, self._streams, stream.view if stream is not None else None)
         if problem is not None or stream is None:
@@ -57,11 +61,15 @@ class Worlds:
         return self._worlds.setdefault(stream, ElasticWorld(stream, self._timeout_s))
 
     def _room(self, stream: str) -> int:
-        """Return how many ranks a world may have."""
+        """Return how many ranks a world may have: the job's group, else the stream's; no limit if neither is set."""
         return self._group or self._streams[stream].group or sys.maxsize
 
     def _settle(self, stream: str, out: list[Instruction]) -> list[Instruction]:
-        """Clear what the previous world left on the stream if a new one has just begun; return all instructions."""
+        """Clear what the previous world left on the stream if a new one has just begun; return all instructions.
+
+        If neither job nor stream has a group yet, the stream gets as many ranks as the largest world that the limits
+        allow may have, and the fact of this leads the instructions.
+        """
         begun = [order.fact for order in out if isinstance(order, Keep) and isinstance(order.fact, WorldNamed)]
         if not begun:
             return out
@@ -80,33 +88,36 @@ class Worlds:
     # --- attached trainers ---
 
     def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
-        """Return a refusal if the rank is not the trainer's to have: in the elastic world, or beside one."""
+        """Return a refusal if the rank is not the trainer's to have: in the elastic world, or beside one; else None."""
         world = self._worlds.get(attach.stream)
         if attach.world_version is not None:
             return world.check(attach, now_s) if world is not None else objections.world_changed(attach, 0, "")
         return objections.fixed_rank(attach, *world.limits) if world is not None and world.lives() else None
 
     def begin(self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float) -> m.NotAttached | m.Wait | None:
-        """Record where a member of an elastic world starts; see `ElasticWorld.begin`."""
+        """Record where a member of an elastic world starts; let it wait until all members have reported the same start.
+
+        Return None once they have, a refusal if its world ends over different starts or it differs from rank 0 again.
+        """
         return self._worlds[attach.stream].begin(peer, attach, cursor, now_s)
 
     def take_news(self, stream: str) -> list[Instruction]:
-        """Return what is to be done after a trainer has reported its start."""
+        """Return and clear what is to be done after a trainer has reported its start in a world of the stream."""
         return self._worlds[stream].take_news()
 
     def hear(self, trainer: AttachedTrainer, now_s: float) -> list[Instruction]:
-        """Note that an attached trainer lives; remind it if its world is over."""
+        """Note that an attached trainer lives; return the news for it if its world is over, otherwise an empty list."""
         world = self._worlds.get(trainer.attach.stream)
         over = world.hear(trainer.peer, trainer.attach.incarnation, now_s) if world is not None else None
         return [Send(trainer.peer, over)] if over is not None else []
 
     def leave(self, stream: str, incarnation: int, now_s: float) -> list[Instruction]:
-        """Handle a trainer that detached."""
+        """Handle a trainer that detached; return the instructions of its stream's world, none if there is no world."""
         world = self._worlds.get(stream)
         return self._settle(stream, world.leave(incarnation, self._room(stream), now_s)) if world is not None else []
 
     def end_runs(self, done: Iterable[Instruction]) -> list[Instruction]:
-        """End the world of each run whose final results are complete."""
+        """End the world of each run whose final results are among `done`; return refusals for its waiting spares."""
         # Not before all ranks are done: the first to leave would otherwise end the world of the others in their last
         # step.
         facts = [order.fact for order in done if isinstance(order, Keep) and isinstance(order.fact, ResultsKept)]
@@ -114,7 +125,7 @@ class Worlds:
         return [order for stream in ended if stream in self._worlds for order in self._worlds[stream].end_run()]
 
     def tick(self, now_s: float) -> list[Instruction]:
-        """Let each world drop silent trainers and begin anew if that is due."""
+        """Let each world drop silent trainers and begin anew if that is due; return the instructions that follow."""
         orders: list[Instruction] = []
         for stream, world in self._worlds.items():
             orders += self._settle(stream, world.tick(self._room(stream), now_s))
@@ -123,14 +134,17 @@ class Worlds:
     # --- the journal, and people ---
 
     def recover(self, fact: WorldNamed | ResultsKept) -> None:
-        """Apply a fact from the journal; facts of these kinds come in the order in which they were kept."""
+        """Begin the world of a fact, or end the run of a world whose final results the fact has; ignore other results.
+
+        Facts of these kinds come in the order in which they were kept.
+        """
         if isinstance(fact, WorldNamed):
             self._world(fact.stream).recover(fact)
         elif fact.ended and fact.stream in self._worlds:
             self._worlds[fact.stream].end_run()
 
     def report_of(self, stream: str, now_s: float) -> dict[str, Any] | None:
-        """Return the state of the stream's world; None if it never had one."""
+        """Return the state of the stream's world; None if it never had one and nobody waits for one."""
         world = self._worlds.get(stream)
         if world is None or (world.stage is WorldStage.NONE and not world.lives()):
             return None

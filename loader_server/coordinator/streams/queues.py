@@ -109,7 +109,10 @@ class Queues:
             self._table(fact.stream, fact.work).recover(fact)
 
     def incomplete(self) -> list[str]:
-        """Return the epochs whose leases are not completely known, once all facts are recovered."""
+        """Return stream, work and epoch, as text, of epochs whose leases are not completely known after recovery.
+
+        Empty if all is known.
+        """
         return [
             f"{stream} ({work}), epoch {at}"
             for (stream, work), table in self.tables.items()
@@ -117,7 +120,10 @@ class Queues:
         ]
 
     def take_up(self, now_s: float) -> None:
-        """Give trainers that held leases before a restart time to come back; to be called before anything else."""
+        """Give trainers that held leases before a restart time to come back; to be called before anything else.
+
+        Only the first call does anything.
+        """
         if not self._is_taken_up:
             self._is_taken_up = True
             for table in self.tables.values():
@@ -126,14 +132,15 @@ class Queues:
     # --- trainers ---
 
     def mark(self) -> BookMark:
-        """Return the mark of the lease book for a trainer that attaches."""
+        """Return the mark of the lease book for a trainer that attaches, with a new revision if a fact was kept."""
         return self._book.advance()
 
     def admit(self, attach: m.Attach) -> m.NotAttached | m.Wait | tuple[Cursor, int]:
         """Return where a trainer starts: the first unsettled epoch and how many batches it has.
 
-        Rewinds the table to the trainer's checkpoint if it brings one. Returns a refusal if the request does not fit a
-        queue, or a wait while batches are counted.
+        Rewinds the table to the trainer's checkpoint if it brings one. The first request to evaluate begins a partly
+        evaluated epoch anew if no other trainer is at it. Returns a refusal if the request does not fit a queue or its
+        done-set does not fit the plan, or a wait while batches are counted.
         """
         stream = self._streams[attach.stream]
         work = attach.work or stream.usual_work
@@ -190,7 +197,12 @@ class Queues:
         return None
 
     def report(self, outcomes: m.Outcomes, now_s: float) -> m.Leases | None:
-        """Record what became of leases; return new leases, or None if the report is outdated or not for this stream."""
+        """Record what became of leases; return all leases that the trainer has now, new ones among them.
+
+        After the job's end was ordered nothing new is leased. A trainer of another lease book loses its leases, and the
+        answer has none. Return None if a later report of the trainer is known, there is no room for another evaluation,
+        or metric states come with other work or from a stream that is not for evaluation.
+        """
         stream, work = outcomes.stream, outcomes.work
         self._renew_if_behind(outcomes)
         if self._book.is_another(outcomes.book):
@@ -210,7 +222,10 @@ class Queues:
         return table.report(outcomes, now_s) if table is not None else None
 
     def _renew_if_behind(self, outcomes: m.Outcomes) -> None:
-        """Start a new lease book if this trainer proves that the journal lost leases; call all trainers to report."""
+        """Start a new lease book if this trainer proves that the journal lost leases; call all trainers to report.
+
+        Do nothing if it has heard of no later revision of this book.
+        """
         if not self._book.is_behind(outcomes.book):
             return
         # The trainer has heard of changes that this journal lacks, so an older copy was put in its place, or it was
@@ -222,7 +237,10 @@ class Queues:
             table.call_all()
 
     def _turn_away(self, outcomes: m.Outcomes) -> m.Leases:
-        """Take back the leases of a trainer whose book is lost; it learns of that from the mark in the answer."""
+        """Take back the leases of a trainer whose book is lost; return an answer without leases.
+
+        The trainer learns of the loss from the mark in the answer.
+        """
         table = self._table(outcomes.stream, outcomes.work)
         table.leave(outcomes.incarnation)
         self._warnings.append(Warn(_LOST, {"stream": outcomes.stream, "trainer": outcomes.incarnation}))
@@ -240,7 +258,7 @@ class Queues:
         self._leases_more = False
 
     def leased(self) -> int:
-        """Return how many batches trainers hold."""
+        """Return how many batches trainers hold, over all streams and kinds of work."""
         return sum(epoch.leased for table in self.tables.values() for epoch in table.epochs.values())
 
     def hear(self, stream: str, incarnation: int, now_s: float) -> bool:
@@ -260,7 +278,7 @@ class Queues:
     # --- time ---
 
     def tick(self, now_s: float) -> None:
-        """Take back leases that were held for too long."""
+        """Take back the leases of silent trainers, and those that were held for too long."""
         for table in self.tables.values():
             table.tick(now_s)
 
@@ -270,7 +288,7 @@ class Queues:
             table.excuse(now_s)
 
     def take_news(self) -> Iterator[Instruction]:
-        """Yield the calls of trainers that should report, and warnings for people."""
+        """Yield and clear the calls of attached trainers that should report, and warnings for people."""
         for (stream, work), table in self.tables.items():
             trainers, calls, news = self._streams[stream].trainers, table.calls, table.news
             table.calls, table.news = [], []
@@ -282,7 +300,7 @@ class Queues:
     # --- for people ---
 
     def report_of(self, stream: str) -> dict[str, Any]:
-        """Return the state of each kind of work on a stream; single evaluations are summed up under "evaluate"."""
+        """Return the state of each kind of work on a stream, by name; single evaluations are summed as "evaluate"."""
         tables: dict[str, list[LeaseTable]] = {}
         for table in self._of(stream):
             work = table.settings.work
@@ -310,7 +328,10 @@ _COUNTED = ("failed", "expired", "returned", "late", "unknown")
 
 
 def _report(tables: list[LeaseTable]) -> dict[str, Any]:
-    """Return the state of one kind of work, over several tables if each evaluation has its own."""
+    """Return the state of one kind of work, over several tables if each evaluation has its own.
+
+    Generation and epoch are of the first table, all counts are sums; at most 100 given-up batches are listed.
+    """
     epochs = [epoch for table in tables for epoch in table.epochs.values()]
     dead = [(*key, out.failures, out.reason) for table in tables for key, out in sorted(table.dead.items())]
     return {
@@ -330,7 +351,10 @@ def _report(tables: list[LeaseTable]) -> dict[str, Any]:
 
 
 def _begin_afresh(table: LeaseTable, attach: m.Attach) -> None:
-    """Rewind an epoch that trainers who are gone have evaluated in part: their results are gone with them."""
+    """Rewind an epoch that trainers who are gone have evaluated in part: their results are gone with them.
+
+    Do nothing while the table has a trainer, or if nothing of its first unsettled epoch was leased.
+    """
     at = table.unsettled()
     epoch = table.epochs.get(at)
     if epoch is not None and epoch.fresh and not table.trainers:

@@ -82,7 +82,7 @@ class StreamResults:
         self._kept_key: _Key | None = None
 
     def recover(self, fact: ResultsFact) -> None:
-        """Apply a fact from the journal."""
+        """Apply a fact from the journal: results, or a trainer's part of them; other facts change nothing."""
         if isinstance(fact, ResultsKept):
             self._set(fact)
             for incarnation, serial, rows, values in fact.parts:
@@ -121,7 +121,8 @@ class StreamResults:
     def begin_anew(self) -> list[ResultsFact]:
         """Forget open parts, as training goes back to a checkpoint; return what to keep of this in queue mode.
 
-        Nothing is added to earlier results any more, and their epochs may come again.
+        Return an empty list if there are no results yet. Nothing is added to earlier results any more, and their epochs
+        may come again.
         """
         facts: list[ResultsFact] = []
         if self.latest is not None:
@@ -141,8 +142,10 @@ class StreamResults:
     def take(self, results: m.Results, peer: bytes, ranks: range, world: int | None) -> list[Instruction]:
         """Add a trainer's part, which may be a repeated one; return the answers and what to keep.
 
-        Until all ranks have reported, only the sender gets an answer (not whole); then everybody does. In queue mode
-        `world` is None, and each report is answered at once.
+        A report that is in the latest aggregate already is answered with that again; a rank that reports again
+        otherwise replaces its earlier part. Until all ranks have reported, only the sender gets an answer (not whole);
+        then everybody does. In queue mode `world` is None, and each report is answered at once: with the sum of all
+        parts of its epoch and step, or with itself alone if it is of a named evaluation.
         """
         # A rank that was restarted asks again, although the others have had their answer and gone on.
         for kept in (self.latest, *self._agreed.values()):
@@ -190,7 +193,10 @@ class StreamResults:
         return [*map(Keep, changed), *self._keep(aggregate, hearers=[report], parts=len(reports))]
 
     def _changed_parts(self, key: _Key, report: _Report, reports: dict[int, _Report]) -> list[ResultsFact]:
-        """Return the facts that make the journal hold these parts: for the same aggregate, only the new part."""
+        """Return the facts that make the journal hold these parts: for the same aggregate, only the new part.
+
+        For another aggregate these are all of its parts, and what undoes the parts of trainers that have none in it.
+        """
         # A report writes one row, and not one for each trainer.
         if key == self._kept_key:
             self._kept_parts.add(report.results.incarnation)
@@ -230,7 +236,10 @@ class StreamResults:
         )  # fmt: skip
 
     def _after_latest(self, kept: ResultsKept) -> ResultsKept:
-        """Return the aggregate, with the last values and reports if it is the end of a run without values."""
+        """Return the aggregate; if it has no values, as at the end of a run, then with those of the latest results.
+
+        It also gets their rows and reports then. An agreement of ranks is returned as it is.
+        """
         latest = self.latest
         if kept.aside or kept.values or latest is None:
             return kept
@@ -248,11 +257,11 @@ class StreamResults:
         return self._open.setdefault(key, {})
 
     def report(self) -> dict[str, Any] | None:
-        """Return the latest results, for people; None if there are none yet."""
+        """Return epoch, step, rows, values and end of the latest results, for people; None if there are none yet."""
         return _report(self.latest) if self.latest is not None else None
 
     def report_of_evaluations(self) -> list[dict[str, Any]]:
-        """Return the newest results of each named evaluation, the newest last."""
+        """Return the newest results of each named evaluation, the newest last; only the last 8 names are kept."""
         return [{"evaluation": name} | _report(kept) for name, kept in self._evaluations.items()]
 
 
@@ -288,9 +297,9 @@ def _key_of(results: m.Results, world: int | None) -> _Key:
 
 
 def _together(reports: Collection[_Report]) -> ResultsKept:
-    """Combine all parts, in rank order, so that equal parts give equal sums.
+    """Combine all parts, in rank order, so that equal parts give equal sums: means weighted by rows, and summed states.
 
-    Floating-point sums depend on the order, and reports arrive in any.
+    Floating-point sums depend on the order, and reports arrive in any. At most 256 values are kept.
     """
     parts = [
         report.results
@@ -317,7 +326,7 @@ def _together(reports: Collection[_Report]) -> ResultsKept:
 
 
 def _summed(states: list[bytes]) -> bytes:
-    """Return the sum of arrays of float64; empty if they are not alike."""
+    """Return the sum of arrays of float64; empty if the first is empty, or lengths differ or are no multiple of 8."""
     if not states[0] or len(set(map(len, states))) > 1 or len(states[0]) % 8:
         return b""
     summed: bytes = np.sum([np.frombuffer(array, "<f8") for array in states], axis=0, dtype="<f8").tobytes()

@@ -65,14 +65,17 @@ class AttachedTrainer(AttachedReader):
         return range(self.attach.rank, self.attach.rank + self.attach.replicas)
 
     def hear(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
-        """Take in a heartbeat, except for the trained position, which `StreamTrainers.move` records."""
+        """Take in a heartbeat, except for the trained position, which `StreamTrainers.move` records.
+
+        The average of waiting begins once the trainer has read or waited.
+        """
         read = (progress.read_epoch, progress.read_number)
         if self.waited_permille is not None or progress.waited_permille or read != self.read:
             self._average(progress.waited_permille, now_s - self.heard_s)
         self.peer, self.heard_s, self.read = peer, now_s, read
 
     def _average(self, permille: int, over_s: float) -> None:
-        """Update the average: over all time at first, over the last seconds from then on."""
+        """Update the average: over all time at first, over the last 10 seconds from then on."""
         over_s = min(over_s, _LOOKS_BACK_S)
         self._known_s = min(self._known_s + over_s, _LOOKS_BACK_S)
         before = self.waited_permille or 0.0
@@ -114,13 +117,13 @@ class StreamTrainers:
 
     @property
     def usual_work(self) -> str:
-        """Return the kind of work that trainers do unless they name another."""
+        """Return the work of trainers that name none: "evaluate" on a stream for evaluation, else "train"."""
         return "evaluate" if self.view.evaluation else "train"
 
     def needs_leases(self, attach: m.Attach) -> bool:
-        """Return whether the request needs a stream in queue mode.
+        """Return whether the request needs a stream in queue mode: it has a done-set, or names work that needs leases.
 
-        Measuring does not, nor does evaluating on a lockstep stream that is for evaluation.
+        Measuring does not, nor does evaluating on a stream that is for evaluation.
         """
         only_reads = attach.work == MEASURE or (attach.work == "evaluate" and self.view.evaluation)
         return attach.done is not None or (attach.work is not None and not only_reads)
@@ -132,7 +135,10 @@ class StreamTrainers:
         members: m.Members,
         book: BookMark | None,
     ) -> m.Attached:
-        """Return the answer to an attach request that is granted; `book` is None in lockstep."""
+        """Return the answer to an attach request that is granted; `book` is None in lockstep.
+
+        The answer to a verifier has neither book nor work.
+        """
         view, attach, group = self.view, reader.attach, reader.cursor.group
         verifies = attach.work == VERIFY
         next_group = group if verifies else settings.group or (group if view.evaluation else self.group)
@@ -173,7 +179,11 @@ class StreamTrainers:
         return holder.attach if holder is not None else None
 
     def is_superseded(self, attach: m.Attach) -> bool:
-        """Return whether another trainer has taken one of its ranks since it held them."""
+        """Return whether another trainer has taken one of its ranks since it held them.
+
+        That is so if one of these ranks has a higher tenure than it shows, or a later incarnation in a rank that it
+        held, as far as is remembered.
+        """
         # By its tenure even if its incarnation is forgotten: only the latest few are remembered, and a journal on a
         # full disk lacks the newest.
         ranks = range(attach.rank, attach.rank + attach.replicas)
@@ -214,7 +224,7 @@ class StreamTrainers:
         return min(self._positions)
 
     def remove_silent(self, since_s: float) -> None:
-        """Remove trainers, and waits, that were last heard before this time."""
+        """Remove trainers that were last heard before this time, and waits that began before it."""
         for incarnation in [known for known, trainer in self.trainers.items() if trainer.heard_s < since_s]:
             self.remove(incarnation)
         self.waiting_since_s = {known: at_s for known, at_s in self.waiting_since_s.items() if at_s >= since_s}

@@ -59,7 +59,8 @@ class Succession:
         """Yield the ranks whose order changes, with order and tenure, when an incarnation takes exactly these ranks.
 
         It gives up all other ranks that it held. It keeps the tenure that it shows or, if it holds all of these ranks
-        already, has; otherwise it gets the next one.
+        already, has; otherwise it gets the next one. Orders have the latest 16 incarnations. Nothing is changed here:
+        see `set_order`.
         """
         # A repeated attach must not raise the tenure: the trainer may have heard the first answer, and would then be
         # superseded by itself.
@@ -74,7 +75,7 @@ class Succession:
                 yield rank, after[0][-_REMEMBERED:], after[1]
 
     def set_order(self, rank: int, order: tuple[int, ...], tenure: int) -> None:
-        """Set the order of a rank, and the tenure of its holder."""
+        """Set the order of a rank, oldest incarnation first, and the tenure of its holder, which is the last."""
         for incarnation in self._orders.get(rank, ()):
             self._ranks[incarnation].discard(rank)
             if not self._ranks[incarnation]:

@@ -52,7 +52,11 @@ class Verifiers:
         return len(self._attached)
 
     def attach(self, peer: bytes, attach: m.Attach, now_s: float) -> m.Attached | m.NotAttached | m.Wait | None:
-        """Admit a verifier, or return a refusal or a wait; None if the request is older than the last one."""
+        """Admit a verifier, or return a refusal or a wait; None if the request is older than the last one.
+
+        Refused are another job, a stream that the job lacks, a cursor or group that does not fit the plan, and a stream
+        that is built shard by shard while a trainer is attached. It waits while the epoch's batches are counted.
+        """
         known = self._attached.get(attach.incarnation)
         if known is not None and attach.serial < known.attach.serial:
             return None
@@ -90,7 +94,10 @@ class Verifiers:
         return self._grant(verifier)
 
     def _cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
-        """Return where it reads from, in the group that trainers get, or in its own if that is not known yet."""
+        """Return where it reads from, in the group that trainers get, or in its own if that is not known yet.
+
+        A cursor that is not at the start of an epoch keeps its group; without a cursor it reads from the beginning.
+        """
         asked = attach.cursor or Cursor(0, 0, 1, stream.view.digest)
         if asked.number:
             return asked
@@ -108,7 +115,7 @@ class Verifiers:
         return True
 
     def leave(self, stream: str, incarnation: int) -> None:
-        """Forget a verifier that detached."""
+        """Forget a verifier that detached; do nothing if the stream has no such verifier."""
         self._forget(lambda verifier: (verifier.attach.stream, verifier.attach.incarnation) == (stream, incarnation))
 
     def remove_silent(self, since_s: float) -> None:
@@ -119,7 +126,10 @@ class Verifiers:
         self._attached = {key: verifier for key, verifier in self._attached.items() if not is_gone(verifier)}
 
     def give_way(self, stream: str) -> Iterator[Instruction]:
-        """Yield refusals for the verifiers of a stream that is built shard by shard, as a trainer came."""
+        """Refuse and forget the verifiers of a stream that is built shard by shard, as a trainer came.
+
+        Yield the refusals, nothing for any other stream.
+        """
         if self._streams[stream].view.producers:
             for verifier in self._of(stream):
                 yield Send(verifier.peer, objections.gives_way(verifier.attach))
@@ -133,7 +143,7 @@ class Verifiers:
         return [verifier for verifier in self._attached.values() if verifier.attach.stream == stream]
 
     def report_of(self, stream: str, now_s: float) -> list[dict[str, Any]]:
-        """Return the verifiers of a stream and how far each has read, for people and scripts."""
+        """Return the verifiers of a stream, by name, and how far each has read, for people and scripts."""
         return [
             {
                 "name": verifier.attach.name,

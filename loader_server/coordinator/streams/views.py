@@ -40,7 +40,7 @@ class CountingThread:
         threading.Thread(target=self._run, name="counting", daemon=True).start()
 
     def ask(self, count: Callable[[], int]) -> Future[int]:
-        """Queue a count; return its future."""
+        """Queue a count; return its future, which gets the result, or the exception that counting raised."""
         future: Future[int] = Future()
         self._asked.put((future, count))
         return future
@@ -81,7 +81,11 @@ class View:
         )
 
     def batches(self, epoch: int, group: int) -> int | None:
-        """Return how many batches an epoch has; None while they are counted, or if they cannot be (logged, retried)."""
+        """Return how many batches an epoch has; None if the count is not known now, and is to be asked for again.
+
+        It is not known while it is counted, while too many other counts are under way, or if counting failed, which is
+        logged.
+        """
         key = (epoch, group)
         if key not in self._counts and not self._begin(key):
             return None
@@ -95,7 +99,10 @@ class View:
         return future.result()
 
     def _begin(self, key: tuple[int, int]) -> bool:
-        """Queue a count and wait a moment for it; return False if too many are under way."""
+        """Queue a count and wait a moment for it; return False if too many are under way.
+
+        The oldest finished count is forgotten if there are too many.
+        """
         if len(self._counts) >= _MOST_COUNTS:
             oldest = next((known for known, future in self._counts.items() if future.done()), None)
             if oldest is None:

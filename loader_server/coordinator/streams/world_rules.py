@@ -48,7 +48,11 @@ class WorldRules:
             self._awaited_until_s = now_s + GONE_AFTER * self._timeout_s
 
     def cursor(self, attach: m.Attach, stream: StreamTrainers) -> Cursor:
-        """Return the cursor the trainer asks for, or the beginning; the group changes only at the start of an epoch."""
+        """Return the cursor the trainer asks for, or the beginning; the group changes only at the start of an epoch.
+
+        There it becomes the job's group, else the stream's unless the stream is for evaluation, else the trainer's
+        world.
+        """
         # Readers of an evaluation stream are independent, so each one's group is its own world.
         group = self._group or (0 if stream.view.evaluation else stream.group) or attach.world
         asked = attach.cursor or Cursor(0, 0, group, stream.view.digest)
@@ -57,7 +61,10 @@ class WorldRules:
     def check_fits(
         self, attach: m.Attach, cursor: Cursor, batches: int | None, stream: StreamTrainers
     ) -> m.NotAttached | m.Wait | None:
-        """Return a refusal if the stream cannot have this cursor or world, or a wait while its batches are counted."""
+        """Return a refusal if the stream cannot have this cursor or world, or a wait while its batches are counted.
+
+        Return None if cursor and world fit.
+        """
         groups = {cursor.group, self._group or stream.group or cursor.group}
         misfit = plan_misfit(attach, cursor, stream.view, groups, carries=stream.view.carries)
         return misfit or batch_misfit(attach, cursor, batches)
@@ -65,7 +72,10 @@ class WorldRules:
     def check_takes_nothing(
         self, attach: m.Attach, stream: StreamTrainers, now_s: float
     ) -> m.Wait | m.NotAttached | None:
-        """Refuse a load test while somebody trains on the stream; let it wait if a trainer may still come back."""
+        """Refuse a load test while somebody trains on the stream; let it wait if a trainer may still come back.
+
+        Return None otherwise, for any other work, and on an evaluation stream.
+        """
         if attach.work != MEASURE or stream.view.evaluation:
             return None
         trainers = [other.attach for other in stream.trainers.values() if other.attach.work != MEASURE]
@@ -82,8 +92,8 @@ class WorldRules:
     ) -> m.Wait | m.NotAttached | None:
         """Compare with the ranks that are alive; on a mismatch let it wait first, then refuse it.
 
-        The other rank may be on its way out. Ranks that the trainer would take over, and ranks that have been silent
-        for a heartbeat timeout, are not compared.
+        Return None if world and cursor agree, and on an evaluation stream. The other rank may be on its way out. Ranks
+        that the trainer would take over, and ranks that have been silent for a heartbeat timeout, are not compared.
         """
         if stream.view.evaluation:
             return None
@@ -102,7 +112,7 @@ class WorldRules:
 
 
 def _compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.NotAttached | None:
-    """Return a refusal if two live ranks disagree on the world, or on the cursor once both have stated one."""
+    """Return a refusal if two live ranks disagree on the world, or on the cursor if both have stated one; else None."""
     if attach.world != other.attach.world:
         return objections.another_world(attach, other.attach)
     # A rank that came without a cursor has not stated where it is.
@@ -131,7 +141,7 @@ def plan_misfit(
 
 
 def batch_misfit(attach: m.Attach, cursor: Cursor, batches: int | None) -> m.NotAttached | m.Wait | None:
-    """Return a refusal of a cursor past the end of its epoch, or a wait while the epoch's batches are counted."""
+    """Return a refusal of a cursor past its epoch's end, a wait while the epoch's batches are counted, else None."""
     if batches is None:
         return wait_for_count(attach, cursor.epoch)
     return objections.no_such_batch(attach, cursor, batches) if cursor.number > batches else None

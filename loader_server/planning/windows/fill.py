@@ -49,7 +49,7 @@ def groups_needed(
 def samples_taken(counts: NDArray[np.int64], capacity: NDArray[np.int64], subs: int = 1) -> NDArray[np.int64]:
     """Return how many samples each bucket takes, [windows, buckets], if its groups hold `capacity`.
 
-    Samples above the capacity spill into the larger bucket, and count there.
+    Samples above the capacity spill into the larger bucket, and count there; the last bucket takes all that it gets.
     """
     waiting: NDArray[np.int64] = counts.copy()
     for bucket in range(counts.shape[1] - 1):

@@ -60,7 +60,7 @@ def _run_begins(candidates: Candidates) -> NDArray[np.bool_]:
 
 
 def _turns(filling: Filling, candidates: Candidates, firsts: Integers, sizes: Integers) -> Integers:
-    """Return the rank of each run in the order of the pass."""
+    """Return the rank of each run in the order of the pass: by the turn of its first chunk, or by size if sorted."""
     # A run has the turn of its first chunk: shuffling chunks would tear recordings apart.
     order = sample_order(filling.data_pass, candidates.samples[firsts], candidates.cycles[firsts])
     if filling.data_pass.order == "sorted":
@@ -82,7 +82,7 @@ def balanced(sizes: Integers, turn: Integers, lanes: int) -> Integers:
 
 
 def _by_what_they_hold(lane: Integers, sizes: Integers) -> Integers:
-    """Renumber the lanes, the fullest first."""
+    """Return the lane of each run, with the lanes renumbered: the fullest first, equal ones in their order."""
     # A batch's valid rows are its first ones, so the lanes that run dry first have to be the last.
     fullest = np.argsort(-np.bincount(lane, weights=sizes), kind="stable")
     # The argsort of an order is its inverse: the rank of each lane.

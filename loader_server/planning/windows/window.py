@@ -77,7 +77,7 @@ class WindowPlan:
     resets: NDArray[np.bool_] | None = None
 
     def largest_first(self) -> WindowPlan:
-        """Return the plan with a group of the largest bucket moved to the front."""
+        """Return the plan with the first group of the largest bucket moved to the front; itself without groups."""
         if not len(self.buckets):
             return self
         # Served first as an early test of memory: a model that does not fit fails in the first step, not after hours.

@@ -33,18 +33,24 @@ class ParquetSource(ColumnarSource):
     """Rows of Parquet files; the place of a row group is its number."""
 
     def _paths(self) -> list[str]:
-        """Return all files of `paths`, in order."""
+        """Return all files of `paths`, in order; raise a DataError if there is none, or if one is named twice."""
         return self.files.found(self.settings.paths, ".parquet", ".pq")
 
     def _look_at(self, path: str) -> GroupsOfFile:
-        """Return the columns and row groups of a file, reading only its footer."""
+        """Return the columns and row groups of a file, reading only its footer.
+
+        Raise an error of `_BROKEN` (see columnar) if the file is damaged.
+        """
         with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
             schema, groups = file.schema_arrow, range(file.metadata.num_row_groups)
             rows = [file.metadata.row_group(group).num_rows for group in groups]
         return GroupsOfFile(types=dict(zip(schema.names, schema.types, strict=True)), rows=rows, places=list(groups))
 
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
-        """Return these columns of a row group; no other column is read."""
+        """Return these columns of a row group; no other column is read.
+
+        Raise an error of `_BROKEN` (see columnar) if the group is damaged or lacks a column.
+        """
         with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
             # Without threads of the library: a worker has one core, and reads several groups at a time anyway.
             table = file.read_row_group(place, columns=list(columns), use_threads=False)
@@ -55,7 +61,11 @@ class ArrowSource(ColumnarSource):
     """Rows of Arrow record batches; the place of a batch is the byte where its message begins."""
 
     def _paths(self) -> list[str]:
-        """Return all files of `paths`, in order; raise a DataError if one is named twice."""
+        """Return all files of `paths`, in order.
+
+        Raise a DataError if a file is named twice, a path stands for no file or for a folder of several splits, or a
+        state file cannot be read.
+        """
         paths = [path for named in self.settings.paths for path in self._meant(named)]
         self.files.refuse_twice(paths)
         return paths
@@ -63,7 +73,8 @@ class ArrowSource(ColumnarSource):
     def _meant(self, named: str) -> list[str]:
         """Return the files that a path stands for; for a saved data set those of its state, in their order.
 
-        Raise a DataError for a folder of several splits, and for a state file that cannot be read.
+        Raise a DataError for a folder of several splits, for a state file that cannot be read, and if there are no
+        files.
         """
         folder = self.base / named
         splits = _list_in(folder / "dataset_dict.json", "splits")
@@ -82,7 +93,7 @@ class ArrowSource(ColumnarSource):
     def _look_at(self, path: str) -> GroupsOfFile:
         """Return the columns of a file, and rows and place of each record batch.
 
-        Raise an error of `_BROKEN` (see columnar) if the file was cut short or has dictionaries.
+        Raise an error of `_BROKEN` (see columnar) if the file is damaged, was cut short or has dictionaries.
         """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
             schema = self._schema(mapped)
@@ -102,14 +113,17 @@ class ArrowSource(ColumnarSource):
 
     @staticmethod
     def _schema(mapped: Any) -> Any:
-        """Read and return the schema of a file or stream; the record batches follow it."""
+        """Read and return the schema of a file or stream; raise an ArrowInvalid if it has none.
+
+        The record batches follow it.
+        """
         mapped.seek(_MAGIC_BYTES if mapped.read(len(_MAGIC)) == _MAGIC else 0)
         return pa.ipc.read_schema(mapped)
 
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
         """Return these columns of the record batch whose message begins at `place`.
 
-        Raise an error of `_BROKEN` (see columnar) if the batch is damaged.
+        Raise an error of `_BROKEN` (see columnar) if the batch is damaged or lacks a column.
         """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
             schema = self._schema(mapped)
@@ -122,7 +136,7 @@ class ArrowSource(ColumnarSource):
 
 
 def _refuse_no_end(mapped: Any, place: int) -> None:
-    """Raise a ValueError if the mark of a file's end is not at `place`, where record batches end.
+    """Raise a ValueError if the mark of a file's end, or four zeros, is not at `place`, where record batches end.
 
     Without the mark the file was cut between two batches, or is still being written.
     """

@@ -93,7 +93,7 @@ def kind_of(key: str, kind: Any) -> ColumnKind | None:
 def kinds_of(types: Mapping[str, Any], wanted: Sequence[str], where: str) -> list[ColumnKind]:
     """Return what the wanted columns hold, or all if none is named, by a file's Arrow types.
 
-    Raise a DataError if a wanted column is missing, or cannot be read.
+    Raise a DataError if a wanted column is missing, or is of a type that is not supported.
     """
     kinds = []
     for name in wanted or types:
@@ -117,7 +117,7 @@ def kinds_of(types: Mapping[str, Any], wanted: Sequence[str], where: str) -> lis
 
 
 def refuse_other_columns(expected: Sequence[ColumnKind], got: Sequence[ColumnKind], where: str) -> None:
-    """Raise a DataError if a file's columns differ from those of the first file."""
+    """Raise a DataError if a file's columns differ from those of the first file, whatever their order."""
     # Columns first, because the one that differs says more than their number.
     pairs = zip(sorted(map(_shown, expected)), sorted(map(_shown, got)), strict=False)
     for first, other in (*pairs, (f"{len(expected)} columns", f"{len(got)} columns")):
@@ -171,7 +171,10 @@ def values_of(array: Any, kind: ColumnKind) -> ColumnValues:
 
 
 def value_of(part: memoryview, kind: ColumnKind) -> Any:
-    """Return a single row's value from its bytes: a text, bytes, or a new array."""
+    """Return a single row's value from its bytes: a text, bytes, or a new array.
+
+    Raise a UnicodeDecodeError if a text is not UTF-8.
+    """
     if kind.holds == "text":
         return str(part, "utf-8")
     if kind.holds == "bytes":
@@ -273,7 +276,7 @@ def _null_inside(array: Any) -> NDArray[np.bool_] | None:
 
 
 def _bad_texts(array: Any) -> dict[int, str]:
-    """Return the rows whose text is not UTF-8, and what is wrong with each."""
+    """Return the rows whose text is not UTF-8, and what is wrong with each; empty if all are UTF-8."""
     try:
         # Arrow checks the whole column at once; texts are decoded one by one only if that fails.
         array.validate(full=True)

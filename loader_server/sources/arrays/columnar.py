@@ -86,7 +86,10 @@ class ColumnarSource(Source):
 
     @abstractmethod
     def _paths(self) -> list[str]:
-        """Return the files that `paths` stands for, in order."""
+        """Return the files that `paths` stands for, in order.
+
+        Raise a DataError if there is none, or if one is named twice.
+        """
 
     @abstractmethod
     def _look_at(self, path: str) -> GroupsOfFile:
@@ -105,7 +108,8 @@ class ColumnarSource(Source):
     def _surveyed(self) -> dict[str, Any]:
         """Return the columns and the groups of all files; groups without rows are left out.
 
-        Raise a DataError if a file is broken, has unusable columns, or differs from the first file in its schema.
+        Raise a DataError if a file is missing or broken, has unusable columns, or differs from the first file in its
+        schema.
         """
         paths, kinds = self._paths(), list[ColumnKind]()
         found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
@@ -132,22 +136,31 @@ class ColumnarSource(Source):
 
     @property
     def _about(self) -> Mapping[str, Any]:
-        """Return columns and groups as the index has them, or before there is one as surveyed."""
+        """Return columns and groups as the index has them, or before there is one as surveyed.
+
+        Before there is an index, raise a DataError as `_surveyed` does.
+        """
         return self.indexed.about["rows_of"] if hasattr(self, "indexed") else self._surveyed
 
     @cached_property
     def _kinds(self) -> tuple[ColumnKind, ...]:
-        """Return what each column holds."""
+        """Return what each column holds; raise a DataError as `_surveyed` does if there is no index yet."""
         return tuple(ColumnKind(**{**kind, "inner": tuple(kind["inner"])}) for kind in self._about["columns"])
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:
-        """Return the first row of each group, and behind them the number of rows."""
+        """Return the first row of each group, and behind them the number of rows.
+
+        Raise a DataError as `_surveyed` does if there is no index yet.
+        """
         return np.append(0, np.cumsum(np.array(self._about["rows"], np.int64)))
 
     @cached_property
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of columns of numbers, and of lists of numbers."""
+        """Return the fields of columns of numbers, and of lists of numbers; texts and bytes have none.
+
+        Before there is an index, raise a DataError if a file cannot be used.
+        """
         return fields_of_rows(
             (kind.key, kind.dtype, kind.inner, kind.ragged) for kind in self._kinds if kind.holds == "numbers"
         )
@@ -155,13 +168,17 @@ class ColumnarSource(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return a stamp of the files."""
+        """Return a stamp of the files.
+
+        Raise a DataError if there is none or one is named twice, or a store cannot be asked.
+        """
         return self.files.stamp(self._paths())
 
     def survey(self) -> Inventory:
         """Count the rows of all files, group by group.
 
-        Raise a DataError if a file is broken or has another schema.
+        Raise a DataError if a file is missing, broken or named twice, has unusable columns, or has another schema than
+        the first.
         """
         return Inventory(
             total=int(self._firsts[-1]),
@@ -187,7 +204,10 @@ class ColumnarSource(Source):
             yield range(start, int(self._firsts[-1]))
 
     def probe(self, piece: range) -> Found:
-        """Return the lengths of these rows, and which of them are bad; decodes all of their groups."""
+        """Return the lengths of these rows, and which of them are bad; decode all of their groups.
+
+        Raise a DataError if a group is damaged; an OSError of the disk passes.
+        """
         groups = range(self._group_of(piece.start), self._group_of(piece.stop - 1) + 1)
         parts = [self._probe_group(group, piece) for group in groups]
         bad = {row: fault for part in parts for row, fault in part.bad.items()}
@@ -201,7 +221,7 @@ class ColumnarSource(Source):
         return int(np.searchsorted(self._firsts, row, side="right")) - 1
 
     def _probe_group(self, group: int, piece: range) -> Found:
-        """Return the rows of a piece that lie in this group."""
+        """Return the rows of a piece that lie in this group; raise a DataError if the group is damaged."""
         start = int(self._firsts[group])
         own = slice(max(piece.start - start, 0), min(piece.stop, int(self._firsts[group + 1])) - start)
         lengths, bad = self._measured_group(group)
@@ -216,7 +236,10 @@ class ColumnarSource(Source):
     _latest: tuple[int, dict[str, NDArray[np.int64]], dict[int, BadRow]] = (-1, {}, {})
 
     def _measured_group(self, group: int) -> tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]:
-        """Return lengths and bad rows of a group, decoding it unless it is the latest one."""
+        """Return lengths and bad rows of a group, decoding it unless it is the latest one.
+
+        Raise a DataError if it is damaged.
+        """
         # Kept, because small pieces share a group, which would be decoded again for each of them.
         if self._latest[0] != group:
             path, arrays = self._arrays_of(group)
@@ -248,14 +271,17 @@ class ColumnarSource(Source):
             raise unusable(where, rows, got) from None
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """Return the first sample of each group."""
+        """Return the first sample of each group, and behind them the number of samples, as "first_samples"."""
         # Bad rows are left out, so groups begin at other numbers among samples than among rows.
         return {"first_samples": np.searchsorted(numbers["row"], self._firsts).tolist()}
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a file has changed since it was made."""
+        """Take the index; raise a DataError if a file is gone or has changed since it was made.
+
+        Files are not compared again if the index opened before was made from the same ones.
+        """
         # Measuring lengths opens piece after piece of the same files, whose digests need not be compared each time.
         if not hasattr(self, "indexed") or self.indexed.origin != indexed.origin:
             refuse_other_files(self.files, indexed)
@@ -285,13 +311,17 @@ class ColumnarSource(Source):
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
         """Return the texts of a column, block by block, decoding nothing but this column.
 
-        Return None if the key is no column of texts, or if files are remote.
+        Return None if the key is no column of texts, or if files are remote. The iterator raises a ReadError if a group
+        is damaged.
         """
         kind = next((kind for kind in self._kinds if (kind.key, kind.holds) == (key, "text")), None)
         return self._texts_of(kind) if kind is not None and not self.files.are_remote else None
 
     def _texts_of(self, kind: ColumnKind) -> Iterator[Sequence[str]]:
-        """Yield the texts of a column, block by block, decoding a group at a time."""
+        """Yield the texts of a column, block by block, decoding a group at a time.
+
+        Raise a ReadError if one is damaged.
+        """
         bounds = np.searchsorted(self._rows, self._firsts).tolist()
         for group, (start, stop) in enumerate(itertools.pairwise(bounds)):
             # A group without good rows may not even be decodable.
@@ -308,7 +338,7 @@ class ColumnarSource(Source):
         return RowGroups(self._kinds, self._firsts, self.settings.cache, self._decode_group)
 
     def _decode_group(self, group: int) -> list[ColumnValues]:
-        """Return the values of a group; raise a ReadError if its file has changed."""
+        """Return the values of a group; raise a ReadError if it cannot be decoded, or its file has changed."""
         path, arrays = self._arrays_of(group)
         values = [values_of(array, kind) for array, kind in zip(arrays, self._kinds, strict=True)]
         # After decoding: a file that was written over meanwhile must not get into memory.
@@ -321,40 +351,57 @@ class ColumnarSource(Source):
         return samples[self._kept.missing(self._rows[samples])]
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of each sample's columns, bringing its group into memory."""
+        """Yield the bytes of each sample's columns, bringing its group into memory.
+
+        Raise a ReadError if the group cannot be decoded or its file has changed, a DataError if it is larger than
+        `cache`, and an IndexError if a number is out of range. An OSError of the disk passes.
+        """
         for sample in samples:
             yield joined_parts(self._kept.values(int(self._rows[self.checked(sample)])))
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return a value for each column: new arrays, numbers, texts and bytes."""
+        """Return a value for each column: new arrays, numbers, texts and bytes.
+
+        Raise an IndexError if there is no such sample.
+        """
         self.checked(sample)
         parts = zip(self._kinds, parted(raw, len(self._kinds)), strict=True)
         return {kind.key: value_of(part, kind) for kind, part in parts}
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write all rows of a batch at once, padded, decoding the groups that are not in memory."""
+        """Write all rows of a batch at once, padded, decoding the groups that are not in memory.
+
+        Raise a ReadError if a group cannot be decoded or its file has changed, or a DataError if it is larger than
+        `cache`.
+        """
         self._kept.gather(self._rows[samples], out)
 
     # --- for people ---
 
     def name(self, sample: int) -> str:
-        """Return the file as the job file names it, and the row in it."""
+        """Return the file as the job file names it, and the row in it; raise an IndexError if there is none."""
         return "{}, row {}".format(*self._place_of(sample))
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the file, and the row in it."""
+        """Return the file, and the row in it, counted from 0; raise an IndexError if there is no such sample."""
         path, row = self._place_of(sample)
         return self.files.where(path), row
 
     def identity(self, sample: int) -> str:
-        """Return path, size and digest of the file, and the row in it."""
+        """Return path, size and digest of the file, and the row in it.
+
+        Raise an IndexError if there is no such sample.
+        """
         path, row = self._place_of(sample)
         # Not by the time of change: a copy of the file has another one, and its samples are the same.
         facts = next(file for file in self.indexed.origin if file["path"] == path)
         return f"{path}, {facts['bytes']} bytes, {facts['digest']}, row {row}"
 
     def _place_of(self, sample: int) -> tuple[str, int]:
-        """Return the sample's file and its row there."""
+        """Return the sample's file and its row there, counted from 0.
+
+        Raise an IndexError if there is no such sample.
+        """
         row = int(self._rows[self.checked(sample)])
         return self._about["paths"][self._about["file"][self._group_of(row)]], self._row_in_file(row)
 

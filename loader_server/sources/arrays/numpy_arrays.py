@@ -51,16 +51,19 @@ class NumpySource(Source):
 
     @cached_property
     def _columns(self) -> list[ArrayColumn]:
-        """Return the arrays of the chosen keys, mapped by the first call."""
+        """Return the arrays of the chosen keys, mapped by the first call.
+
+        Raise a DataError if a file or array cannot be used.
+        """
         return open_columns(self.files, self._found_paths(), self.settings.keys)
 
     def _found_paths(self) -> list[str]:
-        """Return the files that `paths` stands for."""
+        """Return the files that `paths` stands for; raise a DataError if there is none, or if one is named twice."""
         return self.files.found(self.settings.paths, ".npy", ".npz")
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the field of each array."""
+        """Return the field of each array; raise a DataError if a file or array cannot be used."""
         return fields_of_rows(
             (column.key, str(column.values.dtype), column.values.shape[1:], column.offsets is not None)
             for column in self._columns
@@ -69,11 +72,17 @@ class NumpySource(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return a stamp of the files."""
+        """Return a stamp of the files.
+
+        Raise a DataError if there is none or one is named twice, or a store cannot be asked.
+        """
         return self.files.stamp(self._found_paths())
 
     def survey(self) -> Inventory:
-        """Count the rows of the arrays; raise a DataError if they do not belong together."""
+        """Count the rows of the arrays.
+
+        Raise a DataError if a file or array cannot be used, or rows differ in number.
+        """
         total = self._columns[0].samples
         return Inventory(
             total=total,
@@ -85,7 +94,8 @@ class NumpySource(Source):
     def probe(self, piece: range) -> Found:
         """Return the lengths of these rows: of a ragged array the differences of its offsets.
 
-        Raise a DataError if offsets fall.
+        Where no array is ragged, the size of the first axis counts; other arrays have no lengths. Raise a DataError if
+        offsets fall.
         """
         numbers = {"row": np.arange(piece.start, piece.stop)}
         for column, field in zip(self._columns, self.fields, strict=True):
@@ -112,7 +122,7 @@ class NumpySource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a file has changed since it was made."""
+        """Take the index; raise a DataError if a file is gone or has changed since it was made."""
         refuse_other_files(self.files, indexed)
         self.indexed = indexed
         self._in_use = FilesInUse(self.files, indexed)
@@ -123,7 +133,7 @@ class NumpySource(Source):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the bytes of each sample's arrays, all keys in one piece.
 
-        Raise a ReadError if a file is no longer the indexed one.
+        Raise a ReadError if a file is no longer the indexed one. Raise an IndexError if a number is out of range.
         """
         self._in_use.refuse_changed()  # before as well: reading a mapped file beyond its end kills the process (SIGBUS)
         columns = self._columns
@@ -136,7 +146,7 @@ class NumpySource(Source):
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterator[bytes]:
         """Yield the bytes of each chunk: of keys that are cut only the stretch's, of others all.
 
-        Raise a ReadError if a file is no longer the indexed one.
+        Raise a ReadError if a file is no longer the indexed one. Raise an IndexError if a number is out of range.
         """
         self._in_use.refuse_changed()  # before as well, as in `read`
         for chunk in chunks:
@@ -148,11 +158,14 @@ class NumpySource(Source):
             yield raw
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
-        """Return a new array for each key; the bytes hold the stretch already."""
+        """Return a new array for each key; the bytes hold the stretch already.
+
+        Raise an IndexError if there is no such sample.
+        """
         return self.decode(chunk.sample, raw)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return a new array for each key."""
+        """Return a new array for each key; raise an IndexError if the number is out of range."""
         self.checked(sample)
         columns = self._columns
         return {
@@ -161,7 +174,7 @@ class NumpySource(Source):
         }
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write all rows of a batch at once, padded.
+        """Write all rows of a batch at once, padded, for the keys that `out` has; plain rows are copied as they are.
 
         Raise a ReadError if a file is no longer the indexed one.
         """
@@ -186,11 +199,14 @@ class NumpySource(Source):
         self._in_use.refuse_changed()
 
     def name(self, sample: int) -> str:
-        """Return the paths as the job file names them, and the row."""
+        """Return the paths as the job file names them, and the row.
+
+        Raise an IndexError if the number is out of range.
+        """
         return f"{', '.join(self.settings.paths)}, row {self._rows[self.checked(sample)]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the files and the row."""
+        """Return the files as one text, and the row, counted from 0."""
         return self._where, int(self._rows[sample])
 
     def identity(self, sample: int) -> str:

@@ -80,7 +80,10 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
 
 
 def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
-    """Return the arrays of a file by name, mapped; raise a DataError if it is not a whole file of plain arrays."""
+    """Return the arrays of a file by name, mapped.
+
+    Raise a DataError if it is missing, or not a whole file of plain arrays.
+    """
     files.facts(path)
     try:
         name, file = PurePosixPath(path), files.keep_local(path)
@@ -102,7 +105,7 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
 def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     """Return an array of an `.npz`: mapped if it is stored, read into memory if it is compressed.
 
-    Raise a ValueError if it holds Python objects.
+    Raise a ValueError if it holds Python objects or is no array.
     """
     with archive.open(member) as stream:
         # A compressed member has no bytes that could be mapped.

@@ -82,7 +82,7 @@ class RowGroups:
         self._gone_at: dict[int, int] = {}
 
     def missing(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return places among these rows: one for each group that is not in memory."""
+        """Return places in `rows`: of one row for each group that is not in memory; none if all are."""
         groups = self._groups_of(rows)
         away = np.flatnonzero(~self._here[groups])
         return away[np.unique(groups[away], return_index=True)[1]] if len(away) else away
@@ -93,7 +93,10 @@ class RowGroups:
         return np.searchsorted(self._firsts, rows, side="right") - 1
 
     def bring(self, group: int) -> None:
-        """Decode a group and store it, unless it is in memory; raise a DataError if it is larger than the memory."""
+        """Decode a group and store it, unless it is in memory.
+
+        Raise a DataError if it is larger than the memory; errors of `decode` pass.
+        """
         # Held while decoding: a thread that asks for the same group waits, and then finds it in memory. Other threads
         # go on gathering, because `_lock` is only taken to store.
         with self._decoding[group % _AT_A_TIME]:
@@ -105,7 +108,8 @@ class RowGroups:
     def gather(self, rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write the values of these rows, padded, and their lengths under the keys that `out` has.
 
-        Decode the groups that are missing. Raise a DataError if one of them is larger than the memory.
+        Rows of a fixed size without a length in `out` are written as they are. Decode the groups that are missing.
+        Raise a DataError if one of them is larger than the memory; errors of `decode` pass.
         """
         groups = self._groups_of(rows)
         # Read without the lock, so it may be outdated by now: checked again below.
@@ -122,7 +126,10 @@ class RowGroups:
     def _gather_group(
         self, group: int, places: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Write the rows of one group to their places in `out`."""
+        """Write the rows of one group to their places in `out`, decoding the group if it is missing.
+
+        Raise a DataError if it is larger than the memory; errors of `decode` pass.
+        """
         # Written to arrays of its own first, because `_write` fills whole arrays.
         own = {key: np.empty((len(places), *array.shape[1:]), array.dtype) for key, array in out.items()}
         self._with_group(group, lambda: self._write(rows[places], np.full(len(places), group), own))
@@ -130,7 +137,10 @@ class RowGroups:
             out[key][places] = array
 
     def _with_group(self, group: int, then: Callable[[], Any]) -> Any:
-        """Call `then` while this group is in memory and the lock is held, and return its result."""
+        """Call `then` while this group is in memory and the lock is held, and return its result.
+
+        Decode the group if it is missing; raise a DataError if it is larger than the memory. Errors of `decode` pass.
+        """
         # Another thread may evict the group between `bring` and taking the lock: then it is decoded again.
         while True:
             with self._lock:
@@ -139,7 +149,10 @@ class RowGroups:
             self.bring(group)
 
     def _write(self, rows: NDArray[np.int64], groups: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write rows whose groups are all in memory; the caller holds the lock."""
+        """Write the values of rows, and their lengths, under the keys that `out` has.
+
+        Their groups are all in memory, and the caller holds the lock.
+        """
         # With the lock held, because a group that is stored meanwhile may take the place of one of these.
         within = rows - self._firsts[groups]
         for kind in self._kinds:
@@ -168,7 +181,10 @@ class RowGroups:
         return base + starts, self._offsets[at + 1] - starts
 
     def values(self, row: int) -> list[bytes]:
-        """Return the bytes of all columns of one row, decoding its group if it is not in memory."""
+        """Return the bytes of all columns of one row, decoding its group if it is not in memory.
+
+        Raise a DataError if the group is larger than the memory; errors of `decode` pass.
+        """
         group = int(self._groups_of(np.array([row]))[0])
         values: list[bytes] = self._with_group(group, lambda: self._bytes_of(group, row - int(self._firsts[group])))
         return values
@@ -190,7 +206,10 @@ class RowGroups:
     # --- storing ---
 
     def _store(self, group: int, columns: Sequence[ColumnValues]) -> None:
-        """Copy a decoded group into the memory; the caller holds the lock."""
+        """Copy a decoded group into the memory; the caller holds the lock.
+
+        Raise a DataError if the group is larger than the whole memory.
+        """
         self.decoded += 1
         self._note_again(group)
         at = self._make_room(group, columns)
@@ -243,7 +262,7 @@ class RowGroups:
             self._gone_at[gone] = self._stored
 
     def _note_again(self, group: int) -> None:
-        """Warn once if groups are often decoded again soon after they were evicted."""
+        """Count a group that is decoded again soon after it was evicted, and warn once, at the 64th."""
         gone_at = self._gone_at.pop(group, None)
         # Soon: before as much as half of the memory was stored since.
         if gone_at is not None and self._stored - gone_at < len(self._memory) // 2:

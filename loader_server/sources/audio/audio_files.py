@@ -70,7 +70,10 @@ class AudioHeader:
 
 
 def audio_versions() -> dict[str, str]:
-    """Return the versions of soundfile and libsndfile, which decide what a file's bytes decode to."""
+    """Return the versions of soundfile and libsndfile, which decide what a file's bytes decode to.
+
+    Raise importlib's PackageNotFoundError if soundfile was not installed as a package.
+    """
     return {"soundfile": version_of("soundfile"), "libsndfile": soundfile.__libsndfile_version__}
 
 
@@ -101,7 +104,7 @@ def decoded_audio(
 
 
 def audio_bytes(frames: int, channels: int) -> int:
-    """Return how many bytes so many frames decode to, before channels are averaged."""
+    """Return how many bytes so many frames decode to, at 4 for each value, before channels are averaged."""
     return 4 * frames * channels
 
 
@@ -180,7 +183,7 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
     """Return the header of a remote file without decoding it.
 
     Only the first bytes of a plain WAV file are fetched, but all of any other file. Raise a SampleError if it is empty,
-    no audio, or recognizably cut short.
+    no audio, or recognizably cut short; a DataError if it is missing; a ReadError if it cannot be fetched.
     """
     facts = files.facts(url)
     if facts.bytes == 0:
@@ -195,7 +198,10 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
 
 
 def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, int]:
-    """Return frames, rate and channels of an open local file; raise a SampleError if it is unusable."""
+    """Return frames, rate and channels of an open local file.
+
+    Raise a SampleError if it is no regular file, is empty, no audio, or recognizably cut short.
+    """
     if not stat.S_ISREG(status.st_mode):
         raise _unusable("not_a_file", "a file", "something else", path)
     if status.st_size == 0:
@@ -260,7 +266,7 @@ def _cut_short(expected: str, got: str, where: str) -> SampleError:
 
 
 def _header_by_libsndfile(file: int | io.BytesIO, where: str) -> tuple[int, int, int]:
-    """Return frames, rate and channels as libsndfile reports them; raise a SampleError without samples."""
+    """Return frames, rate and channels as libsndfile reports them; raise a SampleError for no audio or no samples."""
     try:
         with soundfile.SoundFile(file, closefd=False) as sound:
             frames, rate, channels = int(sound.frames), int(sound.samplerate), int(sound.channels)

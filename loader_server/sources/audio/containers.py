@@ -143,7 +143,8 @@ def _chunks(read: Read, size: int, at: int, layout: _ChunkLayout) -> Iterator[tu
 def _riff(read: Read, size: int, head: bytes) -> AudioExtent | None:
     """Return the extent in a WAV file or its 64-bit forms (RF64, BW64); None without a data chunk.
 
-    In the 64-bit forms a chunk `ds64` holds the sizes that do not fit into 32 bits.
+    In the 64-bit forms a chunk `ds64` holds the sizes that do not fit into 32 bits. Raise a struct.error if the file
+    ends within a chunk's header.
     """
     order = ">" if head[:4] == b"RIFX" else "<"
     whole, long_sizes, block = struct.unpack_from(f"{order}I", head, 4)[0], None, 1
@@ -171,7 +172,10 @@ def _riff_data(begin: int, nbytes: int, whole: int, block: int) -> AudioExtent:
 
 
 def _aiff(read: Read, size: int, _head: bytes) -> AudioExtent | None:
-    """Return the extent in an AIFF or AIFC file; None without a sound chunk."""
+    """Return the extent in an AIFF or AIFC file; None without a sound chunk.
+
+    Raise a struct.error if the file ends within a chunk's header.
+    """
     for name, nbytes, begin in _chunks(read, size, 12, (struct.Struct(">4sI"), 2, 0)):
         if name == b"SSND":
             # The chunk's size includes 8 bytes, offset and block size, between its header and the audio.
@@ -182,7 +186,8 @@ def _aiff(read: Read, size: int, _head: bytes) -> AudioExtent | None:
 def _w64(read: Read, size: int, _head: bytes) -> AudioExtent | None:
     """Return the extent in a Sony Wave64 file; None without a data chunk.
 
-    Sizes include the chunk's own header of 24 bytes, and chunks begin at multiples of 8.
+    Sizes include the chunk's own header of 24 bytes, and chunks begin at multiples of 8. Raise a struct.error if the
+    file ends within a chunk's header.
     """
     for name, nbytes, begin in _chunks(read, size, 40, (struct.Struct("<4s12xQ"), 8, 24)):
         if name == b"data":
@@ -191,7 +196,10 @@ def _w64(read: Read, size: int, _head: bytes) -> AudioExtent | None:
 
 
 def _caf(read: Read, size: int, _head: bytes) -> AudioExtent | None:
-    """Return the extent in a Core Audio file; None without a data chunk."""
+    """Return the extent in a Core Audio file; None without a data chunk.
+
+    Raise a struct.error if the file ends within a chunk's header.
+    """
     for name, nbytes, begin in _chunks(read, size, 8, (struct.Struct(">4sQ"), 1, 0)):
         if name == b"data":
             # The chunk's size includes 4 bytes, an edit count, between its header and the audio.
@@ -200,7 +208,10 @@ def _caf(read: Read, size: int, _head: bytes) -> AudioExtent | None:
 
 
 def _au(_read: Read, _size: int, head: bytes) -> AudioExtent:
-    """Return the extent in an AU file, whose magic bytes give the byte order."""
+    """Return the extent in an AU file, whose magic bytes give the byte order.
+
+    Raise a struct.error if the file ends within its header.
+    """
     begin, promised = struct.unpack_from(">II" if head[:1] == b"." else "<II", head, 4)
     # A size of 0 counts as unknown, too.
     return AudioExtent(begin, _known(promised) or None)

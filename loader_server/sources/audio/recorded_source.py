@@ -36,7 +36,7 @@ class RecordedSource(Source):
     _recordings: Recordings
 
     def look_for_changes(self, time_s: float) -> None:
-        """Refuse recordings that changed since indexing, as many as can be checked in `time_s`."""
+        """Raise a ReadError for local recordings that are gone or changed, looking at as many as fit into `time_s`."""
         self._recordings.look_for_changes(time_s)
 
     def indexed_files(self) -> IndexedFiles:
@@ -56,11 +56,17 @@ class RecordedSource(Source):
         return map(self._recordings.read, [self.checked(sample) for sample in samples])
 
     def values_beside_audio(self, sample: int) -> dict[str, Any]:
-        """Return everything that a sample holds besides its audio; formats define it."""
+        """Return everything that a sample holds besides its audio.
+
+        Raise NotImplementedError here: formats define it.
+        """
         raise NotImplementedError
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the sample's audio, its rate, and what `values_beside_audio` adds."""
+        """Return the sample's audio, its rate, and what `values_beside_audio` adds.
+
+        Raise a SampleError if the audio cannot be decoded, or a ReadError if decoding seeks in a file that has changed.
+        """
         audio, rate = self._recordings.decode(sample, raw)
         return _audio_first(audio, rate, self.values_beside_audio(sample))
 
@@ -68,7 +74,7 @@ class RecordedSource(Source):
         """Return the decoded samples as columns.
 
         Return None, so that the caller decodes one by one, if that would take long (see `Recordings.decode_all`) or if
-        samples hold different keys.
+        samples hold different keys. Raise what `decode` raises.
         """
         decoded = self._recordings.decode_all(samples, raw)
         rows = [self.values_beside_audio(sample) for sample in samples]
@@ -80,14 +86,18 @@ class RecordedSource(Source):
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
         """Return the bytes of each stretch; empty bytes where decoding has to seek in the file.
 
-        Read whole samples if any chunk cuts something other than the audio.
+        Read whole samples if any chunk cuts something other than the audio. Reading raises a ReadError if a file is not
+        the indexed one.
         """
         if not all(_AUDIO in chunk.keys for chunk in chunks):
             return super().read_chunks(chunks)
         return map(self._recordings.read_chunk, chunks)
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
-        """Return the stretch of the audio, with values that are cut along with it cut alike."""
+        """Return the stretch of the audio, with values that are cut along with it cut alike.
+
+        Raise what `decode` raises.
+        """
         if _AUDIO not in chunk.keys:
             return super().decode_chunk(chunk, raw)
         audio, rate = self._recordings.decode_chunk(chunk, raw)
@@ -97,7 +107,7 @@ class RecordedSource(Source):
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of the audio libraries."""
+        """Return the versions of the audio libraries by name."""
         return audio_versions()
 
 
@@ -117,7 +127,7 @@ class ListedSource(RecordedSource):
     beside_audio: ClassVar[tuple[str, ...]]
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a list has changed since it was made."""
+        """Take the index; raise a DataError if a list is gone or has changed since it was made."""
         for facts in indexed.origin:
             refuse_other_list(facts, self.files, self.list_kind, indexed.place)
         self.indexed = indexed
@@ -128,7 +138,10 @@ class ListedSource(RecordedSource):
         self.files.note_remote(indexed.samples, self._path)
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """Return the transcripts, block by block, out of the index; None if there are none under this key."""
+        """Return the transcripts, block by block, out of the index.
+
+        None for any key but "text", or if there are none.
+        """
         return texts_of_column(self._strings[key]) if key == "text" and key in self._strings else None
 
     def _below_root(self, path: str) -> str:
@@ -145,15 +158,18 @@ class ListedSource(RecordedSource):
         return self._from_base(self._strings["path"][sample])
 
     def values_beside_audio(self, sample: int) -> dict[str, Any]:
-        """Return the strings that the list has for a sample."""
+        """Return the strings of `beside_audio` that the index has for a sample, by name."""
         return {name: self._strings[name][sample] for name in self.beside_audio if name in self._strings}
 
     def name(self, sample: int) -> str:
-        """Return the key that the list has for a sample."""
+        """Return the key that the list has for a sample; raise an IndexError if the number is out of range."""
         return str(self._strings["key"][self.checked(sample)])
 
     def identity(self, sample: int) -> str:
-        """Return the key, the file as indexed, the stretch or place in it, and a hash of the strings beside it."""
+        """Return the key, the file as indexed, the stretch or place in it, and a hash of the strings beside it.
+
+        Raise an IndexError if the number is out of range.
+        """
         file = f"{self._strings['path'][sample]}, {self._recordings.identity(sample)}"
         return f"{self.name(sample)}, {file}, row {fingerprint(*self.values_beside_audio(sample).values())[:8]}"
 

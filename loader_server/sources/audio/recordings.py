@@ -111,13 +111,13 @@ class Recordings:
         return self._read(self._extent(sample))
 
     def read_chunk(self, chunk: Chunk) -> bytes:
-        """Return the bytes of a stretch of the sample, as `read` does."""
+        """Return the bytes of a stretch of the sample, as `read` does; raise what `read` raises."""
         return self._read(self._extent_of(chunk))
 
     def _read(self, extent: _Extent) -> bytes:
         """Return the bytes that decoding an extent needs; empty bytes if it has to seek.
 
-        Raise a ReadError if the file is no longer the indexed one.
+        Raise a ReadError if the file is no longer the indexed one, and an OSError if it cannot be opened or read.
         """
         sample = extent.sample
         if is_url(path := self._path_of(sample)):
@@ -138,7 +138,8 @@ class Recordings:
     def _read_remote(self, url: str, extent: _Extent) -> bytes:
         """Return the bytes that decoding an extent of a remote file needs, in its indexed version.
 
-        If decoding has to seek, fetch the file to this machine and return empty bytes.
+        If decoding has to seek, fetch the file to this machine and return empty bytes. Raise a ReadError if that
+        version cannot be fetched.
         """
         facts = self._facts(extent.sample)
         if extent.is_whole_file:
@@ -150,7 +151,7 @@ class Recordings:
         return self._files.part(url, facts, offset, nbytes)
 
     def indexed_files(self) -> IndexedFiles:
-        """Return the file of each sample."""
+        """Return the file of each sample; remote ones have an empty path."""
         return IndexedFiles(len(self._columns["bytes"]), self._file_at)
 
     def _file_at(self, sample: int) -> tuple[str, int]:
@@ -167,7 +168,7 @@ class Recordings:
         look_at_some(len(self._columns["bytes"]), self._look_at, time_s)
 
     def _look_at(self, sample: int) -> None:
-        """Raise a ReadError if a sample's local file is gone or has changed."""
+        """Raise a ReadError if a sample's local file is gone or has changed; remote ones are not looked at."""
         if is_url(path := self._path_of(sample)):
             return
         try:
@@ -181,7 +182,8 @@ class Recordings:
     def _open(self, sample: int) -> int:
         """Return a descriptor of the sample's file, to be closed by the caller.
 
-        Raise a ReadError if a local file has another size than the indexed one; its content is not compared here.
+        Raise a ReadError if a local file has another size than the indexed one, or a remote one cannot be fetched; its
+        content is not compared here. Raise an OSError if it cannot be opened.
         """
         if is_url(path := self._path_of(sample)):
             with self._files.local(path, self._facts(sample)) as place:
@@ -247,7 +249,9 @@ class Recordings:
     def decode(self, sample: int, raw: bytes) -> tuple[NDArray[np.float32], int]:
         """Return the sample's audio and its rate.
 
-        Raise a SampleError if it cannot be decoded or has other than the indexed number of frames.
+        Raise a SampleError if it cannot be decoded, is too large, or has other than the indexed number of frames. If
+        decoding seeks in the file, raise a ReadError if that is no longer the indexed one, or an OSError if it cannot
+        be opened.
         """
         return self._decode(self._extent(sample), raw)
 
@@ -257,6 +261,7 @@ class Recordings:
         """Return the audio and the rates of these samples, each as `decode` does.
 
         Return None if decoding has to seek in any file, or if they hold more than `_MOST_AT_ONCE` frames together.
+        Raise what `decode` raises.
         """
         # Without bytes, decoding seeks in the file and reads there, and that may take any time.
         if not all(raw) or int(self._columns["frames"][samples].sum()) > _MOST_AT_ONCE:
@@ -265,11 +270,14 @@ class Recordings:
         return [audio for audio, _ in decoded], [rate for _, rate in decoded]
 
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> tuple[NDArray[np.float32], int]:
-        """Return the audio of a stretch of the sample and its rate, as `decode` does."""
+        """Return the audio of a stretch of the sample and its rate, as `decode` does; raise what `decode` raises."""
         return self._decode(self._extent_of(chunk), raw)
 
     def _decode(self, extent: _Extent, raw: bytes) -> tuple[NDArray[np.float32], int]:
-        """Return the audio of an extent and its rate; raise a SampleError if it lacks frames."""
+        """Return the audio of an extent and its rate; raise a SampleError if it has another number of frames.
+
+        Raise what `decode` raises besides.
+        """
         audio, rate = self._decoded(extent, raw)
         if len(audio) != extent.frames:
             raise SampleError(
@@ -282,7 +290,10 @@ class Recordings:
         return audio, rate
 
     def _decoded(self, extent: _Extent, raw: bytes) -> tuple[NDArray[np.float32], int]:
-        """Return the audio of an extent and its rate, however many frames there are."""
+        """Return the audio of an extent and its rate, however many frames there are.
+
+        Raise a SampleError if it cannot be decoded or is too large, or a ReadError if the file it seeks in is another.
+        """
         sample = extent.sample
         if extent.is_whole_file:
             # plain_wav first: it needs no name for messages, so none is built for most files.
@@ -299,7 +310,8 @@ class Recordings:
     def _decoded_by_seeking(self, extent: _Extent, handle: int) -> NDArray[np.float32]:
         """Return the audio of an extent of an open file.
 
-        Raise a ReadError if a local file is no longer the indexed one, whether decoding failed or not.
+        Raise a ReadError if a local file is no longer the indexed one, whether decoding failed or not; otherwise a
+        SampleError if it cannot be decoded or is too large.
         """
         sample = extent.sample
         where, channel = self._named(sample), int(self._channel[sample])

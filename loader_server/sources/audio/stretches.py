@@ -94,8 +94,8 @@ class Headers:
     def find(self, path: str, stretch: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
         """Return the stretch that a row asks for, or a BadRow at `where`, its file and line.
 
-        The row is bad if the file is missing, unreadable, no audio or too large, or if the stretch lies outside of it.
-        Raise a ReadError if a remote file cannot be fetched.
+        The row is bad if the file is missing, unreadable, no audio or too large, if it lacks the channel, or if the
+        stretch is empty or lies outside of it. Raise a ReadError if a remote file cannot be fetched.
         """
         if path not in self._known:
             # Bad files are remembered, too: a table may name one in thousands of rows.
@@ -115,7 +115,10 @@ class Headers:
 
 
 def _header(path: str, files: Files) -> AudioHeader | BadRow:
-    """Return a file's header, or a BadRow without a place if the file is unusable."""
+    """Return a file's header, or a BadRow without a place if the file is missing or unusable.
+
+    Raise a ReadError if a remote file cannot be fetched.
+    """
     try:
         return header_of_remote(path, files) if is_url(path) else header_of(path, files.seen)
     except SampleError as error:
@@ -136,7 +139,11 @@ def _header(path: str, files: Files) -> AudioHeader | BadRow:
 
 
 def _cut(header: AudioHeader, asked: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
-    """Return the frames that a stretch covers, or a BadRow if it lies outside the recording or is empty."""
+    """Return the frames that a stretch covers, or a BadRow.
+
+    The row is bad if the recording lacks the channel, or if the stretch is empty, begins outside of the recording, or
+    ends more than half a second after it; a shorter overrun is cut off.
+    """
     if not AVERAGED <= asked.channel < header.channels:
         return BadRow(
             *where, "wrong_channel", f"expected a channel from 0 to {header.channels - 1}, got {asked.channel}"

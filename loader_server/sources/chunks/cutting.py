@@ -67,7 +67,7 @@ class ChunkRule:
         """Return the rule that the settings ask for, or None if nothing is to be cut.
 
         Raise a SettingsError for `chunk_step` or `carry` without `chunk`, for `carry` with another `chunk_step` or
-        without lockstep, and for chunks that `max_length` would drop.
+        without lockstep, and for chunks longer than a `max_length` in the same unit.
         """
         length, step = settings.chunk, settings.chunk_step
         if length is None:
@@ -85,13 +85,14 @@ class ChunkRule:
 
     @property
     def summary(self) -> str:
-        """The rule as text, which differs between streams that cut in different ways."""
+        """Return the rule as text, which differs between streams that cut in different ways."""
         return f"chunks of {self.length} of {self.key}, each {self.step}"
 
     def table(self, lengths: Lengths, fields: tuple[Field, ...], where: str) -> ChunkTable:
         """Return the chunks of recordings of these lengths, from a source whose raw samples have these fields.
 
-        Raise a SettingsError if the samples lack the key, if a chunk has less than one step, or if chunks leave gaps.
+        Raise a SettingsError if the samples lack the key, if a chunk or step is less than one step of the key, if an
+        amount is in seconds and the key has no rate, or if chunks leave gaps.
         """
         # Cut before the transforms: decoding an hour for each ten seconds of it would cost 360 times as much.
         if self.key not in lengths:
@@ -114,7 +115,10 @@ class ChunkRule:
         return ChunkTable(lengths[self.key], steps, stride)
 
     def alike(self, lengths: Lengths) -> tuple[str, ...]:
-        """Return the keys that are cut along with `key`: those that are equally long in every recording."""
+        """Return the keys that are cut along with `key`, itself among them: those equally long in every recording.
+
+        Rates are never among them.
+        """
         own, rates = lengths[self.key], rate_keys(lengths)
         # By the lengths, as no format says which of its keys run along the same time.
         return tuple(key for key, column in lengths.items() if key not in rates and np.array_equal(own, column))
@@ -129,7 +133,10 @@ class ChunkRule:
         )
 
     def _steps(self, name: str, amount: Amount, lengths: Lengths, fields: tuple[Field, ...]) -> NDArray[np.int64]:
-        """Return an amount in steps, rounded half up; raise a SettingsError if that is less than one step."""
+        """Return an amount in steps, rounded half up.
+
+        Raise a SettingsError if that is less than one step, or if it is in seconds and the key has no rate.
+        """
         exact = np.asarray(amount.value * self._steps_a_unit(name, amount, lengths, fields))
         # Half a step is rounded up; numpy's rounding would go to the even neighbour.
         steps = np.floor(exact + 0.5).astype(np.int64)
@@ -145,7 +152,7 @@ class ChunkRule:
     def _steps_a_unit(
         self, name: str, amount: Amount, lengths: Lengths, fields: tuple[Field, ...]
     ) -> NDArray[np.int64] | float:
-        """Return how many steps a unit has, for each recording or for all.
+        """Return how many steps a unit has, for each recording or for all; 1 unless the amount is in seconds.
 
         Raise a SettingsError for an amount in seconds if the key has no rate.
         """
@@ -197,7 +204,7 @@ def _leased_carried(where: str) -> SettingsError:
 
 
 def _refuse_dropped(length: Amount, plan: PlanSettings, where: str) -> None:
-    """Raise a SettingsError for a chunk longer than `max_length`."""
+    """Raise a SettingsError for a chunk longer than a `max_length` in the same unit."""
     # Only amounts in the same unit can be compared before the rates of recordings are known.
     for _, longest in plan.max_lengths:
         if longest is not None and longest.unit == length.unit and longest.value < length.value:
@@ -256,7 +263,7 @@ class ChunkTable:
         )
 
     def segments(self, own: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-        """Return where segments of chunks begin: none cuts a recording in two.
+        """Return where segments of chunks begin, followed by the number of chunks: none cuts a recording in two.
 
         They are the recordings' own segments, `own`, divided further at recordings so that each has about `most`
         chunks.
@@ -266,7 +273,7 @@ class ChunkTable:
         return np.union1d(self.firsts[own], self.firsts[np.searchsorted(self.firsts, np.arange(0, len(self), most))])
 
     def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Tell for each chunk from `start` to before `stop` whether it is the first of its recording."""
+        """Return for each chunk from `start` to before `stop` whether it is the first of its recording."""
         chunks = np.arange(start, stop)
         begins: NDArray[np.bool_] = self.firsts[self.recordings_of(chunks)] == chunks
         return begins

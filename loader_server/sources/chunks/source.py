@@ -61,22 +61,22 @@ class ChunkedSource(Source):
 
     @property
     def uncut(self) -> Source:
-        """The source of the recordings."""
+        """Return the source of the recordings."""
         return self._recordings
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The fields of the recordings."""
+        """Return the fields of the recordings."""
         return self._recordings.fields
 
     @property
     def samples(self) -> int:
-        """The number of chunks of all recordings."""
+        """Return the number of chunks of all recordings."""
         return len(self._table)
 
     @property
     def lengths(self) -> dict[str, Any]:
-        """The chunks' own lengths, as columns computed when they are read."""
+        """Return the chunks' own lengths by key, as columns that are computed when they are read."""
         return {key: _Column(self._lengths_of(key), len(self._table)) for key in self._of_recordings}
 
     def _lengths_of(self, key: str) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
@@ -98,7 +98,7 @@ class ChunkedSource(Source):
 
     @property
     def columns(self) -> Mapping[str, Any]:
-        """The columns of each chunk's recording."""
+        """Return the columns of each chunk's recording by name, computed when they are read."""
         return {
             name: _Column(self._strings_of(column), len(self._table))
             for name, column in self._recordings.columns.items()
@@ -109,16 +109,16 @@ class ChunkedSource(Source):
 
     @property
     def segments(self) -> NDArray[np.int64]:
-        """Where segments begin, none of which cuts a recording in two."""
+        """Return where segments begin, none of which cuts a recording in two, and the number of chunks."""
         return self._table.segments(self._recordings.segments, SEGMENT_SAMPLES)
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The first chunk of each part of the recordings."""
+        """Return the first chunk of each part of the recordings."""
         return tuple(self._table.firsts[list(self._recordings.parts)].tolist())
 
     def begins(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Tell for each chunk from `start` to before `stop` whether it is the first of its recording."""
+        """Return for each chunk from `start` to before `stop` whether it is the first of its recording."""
         return self._table.begins(start, stop)
 
     # --- reading ---
@@ -129,7 +129,10 @@ class ChunkedSource(Source):
         return Chunk(int(at.recordings[0]), int(at.starts[0]), int(at.stops[0]), self._cut)
 
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
-        """Return what decoding each of these chunks takes: whole recordings, unless the source can read less."""
+        """Return what decoding each of these chunks takes: whole recordings, unless the source can read less.
+
+        Raise an IndexError if a number is out of range; reading raises what the source's `read_chunks` raises.
+        """
         return self._recordings.read_chunks([self._chunk(sample) for sample in samples])
 
     def indexed_files(self) -> IndexedFiles:
@@ -137,15 +140,19 @@ class ChunkedSource(Source):
         return self._recordings.indexed_files()
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Tell the source of the recordings which of them will be read soon, each once."""
+        """Announce to the source of the recordings which of them will be read soon, each once."""
         self._recordings.expect(np.unique(self._table.recordings_of(samples)))
 
     def looks_ahead(self) -> bool:
-        """Tell whether the source of the recordings looks ahead."""
+        """Return whether the source of the recordings looks ahead."""
         return self._recordings.looks_ahead()
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the chunk's values; values of the recording as a whole are empty in all but its last chunk."""
+        """Return the chunk's values; values of the recording as a whole are empty in all but its last chunk.
+
+        Raise an IndexError if the number is out of range, and what the source's `decode_chunk` raises, such as a
+        SampleError.
+        """
         chunk = self._chunk(sample)
         made = self._recordings.decode_chunk(chunk, raw)
         # Unless the next chunk is the first of the next recording, this is not the recording's last one.
@@ -156,31 +163,40 @@ class ChunkedSource(Source):
     # --- for people ---
 
     def name(self, sample: int) -> str:
-        """Return the recording's name, with the range of steps unless the chunk is all of it."""
+        """Return the recording's name, with the range of steps unless the chunk is all of it.
+
+        Raise an IndexError if the number is out of range.
+        """
         return self._with_stretch(sample, self._recordings.name)
 
     def _with_stretch(self, sample: int, text_of: Callable[[int], str]) -> str:
-        """Return a recording's text, with the range of steps unless the chunk is the whole recording."""
+        """Return a recording's text, with the range of steps unless the chunk is the whole recording.
+
+        Raise an IndexError if the number is out of range.
+        """
         chunk = self._chunk(sample)
         is_whole = chunk.stop - chunk.start == self._of_recordings[self._key][chunk.sample]
         return text_of(chunk.sample) + ("" if is_whole else f" [{chunk.start}:{chunk.stop}]")
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the recording's place."""
+        """Return the recording's place; raise an IndexError if the number is out of range."""
         return self._recordings.place(self._chunk(sample).sample)
 
     def identity(self, sample: int) -> str:
-        """Return the recording's identity, with the range of steps unless the chunk is all of it."""
+        """Return the recording's identity, with the range of steps unless the chunk is all of it.
+
+        Raise an IndexError if the number is out of range.
+        """
         return self._with_stretch(sample, self._recordings.identity)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules of the recordings' source."""
+        """Return the modules of the recordings' source."""
         return self._recordings.modules
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """The library versions of the recordings' source."""
+        """Return the library versions of the recordings' source."""
         return self._recordings.versions
 
     def close(self) -> None:

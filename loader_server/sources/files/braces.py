@@ -35,7 +35,10 @@ def names_meant(name: str) -> list[str]:
 
 
 def _choices(within: str, name: str) -> list[str]:
-    """Return what the text within a pair of braces stands for; raise a SettingsError for too long a range."""
+    """Return what the text within a pair of braces stands for; raise a SettingsError for too long a range.
+
+    A text that is neither a range nor a list keeps its braces.
+    """
     limits = _RANGE.fullmatch(within)
     if limits is None:
         return within.split(",") if "," in within else [f"{{{within}}}"]

@@ -89,7 +89,7 @@ class RemoteCounts:
         self.retries = 0
 
     def add(self, *, fetched_bytes: int = 0, found: int = 0, waited: int = 0, retries: int = 0) -> None:
-        """Add to the counts."""
+        """Add these numbers to the counters, all of them in one step for other threads that add."""
         with self._lock:
             self.fetched_bytes += fetched_bytes
             self.found += found
@@ -123,7 +123,7 @@ class FilePlaces:
     fetched: tuple[tuple[str, str], ...] = ()
 
     def find(self, name: str) -> Path:
-        """Return the path of a file that a transform names."""
+        """Return the path of a file that a transform names: where a joined host has fetched it, or else from `base`."""
         return Path(dict(self.fetched).get(name) or self.base / name)
 
 
@@ -172,7 +172,10 @@ def changed(expected: str, got: str, where: str) -> ReadError:
 
 
 def refuse_no_text(head: bytes, where: str) -> None:
-    """Raise a DataError if a file with this beginning is not text in UTF-8."""
+    """Raise a DataError if a file with this beginning is known not to be text in UTF-8: compressed, or in UTF-16 or 32.
+
+    Any other beginning passes.
+    """
     without_mark = ("one in UTF-16, without its mark", _CONVERT) if _alternates(head) else None
     kind = next(((got, remedy) for mark, got, remedy in _KINDS if head.startswith(mark)), without_mark)
     if kind is not None:
@@ -180,5 +183,8 @@ def refuse_no_text(head: bytes, where: str) -> None:
 
 
 def _alternates(head: bytes) -> bool:
-    """Return whether exactly every second byte is zero, as in Latin letters in UTF-16."""
+    """Return whether all bytes in even places are zero, or all in odd ones, but not both: Latin letters in UTF-16.
+
+    Return False for fewer than six bytes.
+    """
     return len(head) == HEAD_BYTES and any(head[::2]) != any(head[1::2])

@@ -19,7 +19,11 @@ __all__ = ["LocalHandle", "bytes_at", "files_meant", "is_hidden", "local_stamp",
 
 
 def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] | None:
-    """Return the files of a folder or a pattern, in any order; None if `name` is neither, so names a file."""
+    """Return the files of a folder or a pattern, in any order; None if `name` is neither, so names a file.
+
+    A file that is itself called like a pattern gives None, too. Of a folder, only files that end in a suffix count, if
+    there are suffixes, and no hidden ones.
+    """
     path, ends = base / name, suffixes or ("",)
     if os.path.isdir(path):  # Path.is_dir raises if a name is too long
         return [os.path.join(name, below) for below in _below(path) if below.endswith(ends)]
@@ -41,7 +45,10 @@ def _below(folder: Path) -> Iterable[str]:
 
 
 def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
-    """Return two names of the same file, by links or not, or None; a file that is absent is known by its path."""
+    """Return two names of the same file, by links or not, or None; a file that is absent is known by its path.
+
+    The pair is the name that came first, and the first later name of that file.
+    """
     known: dict[tuple[int, int] | str, str] = {}
     # By inode: two names of one file need not look alike (links, `./`, `..`), and each sample would count twice.
     for name in names:
@@ -58,7 +65,7 @@ def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
 
 
 def _are_same_file(path: Path, other: Path) -> bool:
-    """Return whether two names of one inode number are of one file."""
+    """Return whether two names of one inode number are of one file: both lead to one path, or it has several links."""
     # Some network file systems give different files the same inode number; those have no second link.
     return path.resolve() == other.resolve() or path.stat().st_nlink > 1
 
@@ -81,7 +88,7 @@ def local_stamp(base: str, path: str) -> str:
 
 
 def open_local(path: Path) -> BinaryIO:
-    """Open a user's file for reading; raise an OSError for anything but a regular file.
+    """Open a user's file for reading; raise an OSError if it cannot be opened or is not a regular file.
 
     A pipe would block until somebody writes, and a device may never end.
     """

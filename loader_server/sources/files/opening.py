@@ -95,8 +95,10 @@ class Files:
 
         A path stands for itself, for a range (`{000..099}.tar`), for all files that match a pattern (`shards/*.tar`,
         `**/*.tar`), or for all files below a folder that end in a suffix (a remote folder's name ends in /). Patterns
-        and folders give sorted names. Raise a DataError if there is no file, or, unless `once` is False, if a file is
-        named twice.
+        and folders give sorted names. Raise a DataError if no path is given, a pattern or folder has no file, or,
+        unless `once` is False, a file is named twice; whether files named by themselves are there is not looked at.
+        Raise a SettingsError for braces that stand for more than a million names, or if a store's library is missing,
+        and a ReadError if a store cannot be asked.
         """
         names = list(paths)
         if not names:
@@ -122,19 +124,29 @@ class Files:
             )
 
     def _expanded(self, name: str) -> list[str]:
-        """Return the names that the braces stand for; the name itself if a file has this very name."""
+        """Return the names that the braces stand for; the name itself if a file has this very name.
+
+        Raise a SettingsError for braces that stand for more than a million names.
+        """
         is_there = not is_url(name) and os.path.exists(self._base / name)  # Path.exists raises if the name is too long
         return [name] if is_there else names_meant(name)
 
     def _files_of(self, name: str, suffixes: tuple[str, ...]) -> list[str]:
-        """Return the sorted files of a folder or a pattern, or the name itself; raise a DataError if there are none."""
+        """Return the sorted files of a folder or a pattern, or the name itself; raise a DataError if there are none.
+
+        Raise a ReadError if a store cannot be asked.
+        """
         if is_url(name):
             return self._remote_files_of(name, suffixes)
         files = files_meant(self._base, name, suffixes)
         return [name] if files is None else self._sorted_files(name, files, suffixes)
 
     def _remote_files_of(self, url: str, suffixes: tuple[str, ...]) -> list[str]:
-        """Do the same for a URL; only one that ends in / is a folder, because stores have no folders to ask about."""
+        """Return the sorted URLs of a folder or a pattern, or the URL itself; raise a DataError if there are none.
+
+        Only a URL that ends in / is a folder, because stores have no folders to ask about. Hidden files of a folder are
+        left out. Raise a ReadError if the store cannot be asked.
+        """
         if not url.endswith("/"):
             return self._sorted_files(url, self._remote.found(url), ()) if "*" in url or "[" in url else [url]
         below = (file for file in self._remote.found(url) if file.endswith(suffixes or ("",)))
@@ -158,7 +170,11 @@ class Files:
         return without_credentials(path) if is_url(path) else str(self._base / path)
 
     def facts(self, path: str) -> FileFacts:
-        """Return size and version; raise a DataError if there is no such file."""
+        """Return size and version; raise a DataError if there is no such file, or something other than a file.
+
+        Raise a ReadError if a store cannot be asked, and a SettingsError if its library is missing. A URL sets
+        `are_remote`.
+        """
         if is_url(path):
             self.are_remote = True
             return self._remote.facts(path)
@@ -175,7 +191,10 @@ class Files:
         self.are_remote |= samples > 0 and is_url(path_of(0))
 
     def has(self, path: str) -> bool:
-        """Return whether there is such a file; raise a ReadError if its store cannot be asked."""
+        """Return whether there is such a file; raise a ReadError if its store cannot be asked.
+
+        Return False for a folder, too. Raise a SettingsError if the store's library is missing.
+        """
         try:
             self.facts(path)
         except ReadError:
@@ -185,12 +204,19 @@ class Files:
         return True
 
     def origin(self, paths: Iterable[str]) -> list[dict[str, Any]]:
-        """Return what an inventory records about its files (`Inventory(origin=…)`), for `refuse_changed`."""
+        """Return what an inventory records about its files (`Inventory(origin=…)`), for `refuse_changed`.
+
+        Raise a DataError if a file is absent, or a ReadError if its store cannot be asked.
+        """
         names = list(paths)
         return [{"path": path, **asdict(facts)} for path, facts in zip(names, self._facts_of(names), strict=True)]
 
     def _facts_of(self, paths: list[str]) -> Iterable[FileFacts]:
-        """Return the facts of these files, asking about remote ones in parallel; raise a DataError if one is absent."""
+        """Return the facts of these files, asking about remote ones in parallel; raise a DataError if one is absent.
+
+        Raise a ReadError if a store cannot be asked. Without remote files, the facts are looked up only as they are
+        taken. Remote files are read in these versions from here on.
+        """
         if not any(map(is_url, paths)):
             return map(self.facts, paths)
         facts = _asked(self.facts, paths)
@@ -203,8 +229,9 @@ class Files:
 
         The inode's time of change (ctime) counts as well, because `cp -p` and `rsync -t` set back only mtime; so a file
         that was moved or got another owner counts as changed, which costs another look at it. A file that keeps its
-        size and is written twice within one tick of the file system's clock, some milliseconds, goes unnoticed. Raise
-        a ReadError if a store cannot be asked; an absent file is part of the stamp.
+        size and is written twice within one tick of the file system's clock, some milliseconds, goes unnoticed. Raise a
+        ReadError if a store cannot be asked, and a SettingsError if its library is missing; an absent file is part of
+        the stamp.
         """
         state, names, base = xxhash.xxh3_128(), iter(paths), str(self._base)
         # Block by block: there may be millions of names, and the remote ones of a block are asked about in parallel.
@@ -216,7 +243,10 @@ class Files:
         return state.hexdigest()
 
     def _remote_stamp(self, url: str) -> str:
-        """Return the facts as text, or why there is no such file; raise a ReadError if the store cannot be asked."""
+        """Return the facts as text, or why there is no such file; raise a ReadError if the store cannot be asked.
+
+        Raise a SettingsError if the store's library is missing.
+        """
         try:
             return str(self.facts(url))
         except ReadError:
@@ -228,7 +258,8 @@ class Files:
         """Raise a DataError if a file of the index's origin is gone or differs; a source calls it in `open`.
 
         Only sizes of local files are compared, because a copy has other times; sources keep digests of what they read,
-        or of the files (`same_files`).
+        or of the files (`same_files`). Of remote files the version is compared as well: raise a ReadError if the store
+        cannot be asked.
         """
         indexed = list(origin)
         paths = [facts["path"] for facts in indexed]
@@ -248,8 +279,8 @@ class Files:
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
         """Return exactly `nbytes` bytes from `offset` on.
 
-        Raise a ReadError if the file ends before, or a remote file cannot be fetched; an OSError if the disk fails or
-        the file is gone.
+        Raise a ReadError if the file ends before, or a remote file cannot be fetched; a DataError if a remote file is
+        gone when it is first looked at; an OSError if the disk fails or the local file is gone or is no regular file.
         """
         handle = self._handles.get(path)  # our reference keeps it open if another thread clears `_handles` now
         if handle is None:
@@ -266,7 +297,8 @@ class Files:
     def read_all(self, extents: Iterable[tuple[str, int, int]]) -> Iterator[bytes]:
         """Yield the bytes of many small pieces (path, offset, size), each read when it is asked for.
 
-        Errors are those of `read`.
+        Raise a ReadError if a file ends before a piece does or a remote one cannot be fetched, and an OSError if the
+        disk fails or a local file is gone.
         """
         # An open local file is read right here, without the calls of `read`: that is most pieces. Anything else (a file
         # not open, a remote one, a short read) goes through `read`, which reads on or words the error.
@@ -279,7 +311,8 @@ class Files:
     def whole(self, path: str, facts: FileFacts) -> bytes:
         """Return all bytes of a file that holds one sample.
 
-        Raise a ReadError if the file no longer has these facts, and an OSError as `read` does.
+        Raise a ReadError if the file no longer has these facts or a remote one cannot be fetched, and an OSError as
+        `read` does.
         """
         if is_url(path):
             return self._remote.read(path, facts, 0, facts.bytes)
@@ -293,13 +326,17 @@ class Files:
         return raw
 
     def part(self, path: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
-        """Return bytes of a remote file that holds one sample, or few, in the version of these facts."""
+        """Return bytes of a remote file that holds one sample, or few, in the version of these facts.
+
+        Raise a ReadError if the file is shorter, has changed or cannot be fetched.
+        """
         return self._remote.read(path, facts, offset, nbytes)
 
     def open(self, path: str) -> BinaryIO:
         """Return the file, opened for reading and seeking; the caller closes it.
 
-        Raise a DataError if a local file cannot be opened.
+        Raise a DataError if a local file cannot be opened or a remote one is absent. What a remote file holds is
+        fetched by reading, which raises a ReadError if it cannot be.
         """
         if is_url(path):
             return self._remote.open(path, self._version(path))
@@ -309,7 +346,10 @@ class Files:
             raise absent(self.where(path), error.strerror or type(error).__name__) from None
 
     def refuse_no_text(self, path: str) -> None:
-        """Raise a DataError if the first bytes show that a file is compressed or otherwise not text in UTF-8."""
+        """Raise a DataError if the first bytes show that a file is compressed or otherwise not text in UTF-8.
+
+        Raise it too if the file cannot be opened or read; any other beginning passes.
+        """
         with self.open(path) as file:
             try:
                 head = file.read(HEAD_BYTES)
@@ -320,7 +360,8 @@ class Files:
     def path(self, path: str) -> Path | RemotePath:
         """Return the file as a path, for callers that use `open` with an encoding, `name` and `suffix`.
 
-        Raise a DataError if something other than a file is there.
+        Raise a DataError if something other than a file is at a local path. Whether anything is there is not looked at,
+        nor is a URL.
         """
         if is_url(path):
             return RemotePath(path, self.open)
@@ -332,23 +373,34 @@ class Files:
         """Return the whole file on this machine's disk, for a library that wants a path or a memory map.
 
         The caller closes it after use; until then it is not evicted from the cache. Raise a ReadError if a remote file
-        cannot be fetched, or the cache is too small for it.
+        cannot be fetched, or the cache is too small for it, and a DataError if it is gone when it is first looked at. A
+        local file is not looked at.
         """
         if is_url(path):
             return self._remote.local(path, facts or self._version(path))
         return LocalFile(self._base / path)
 
     def keep_local(self, path: str) -> Path:
-        """Return the path of a local copy that is kept until these files are closed, for files that stay mapped."""
+        """Return the path of a local copy that is kept until these files are closed, for files that stay mapped.
+
+        Raise a ReadError if a remote file cannot be fetched, or the cache is too small for it, and a DataError if it is
+        gone when it is first looked at.
+        """
         self._kept.append(self.local(path))
         return self._kept[-1].path
 
     def beside(self, path: str, name: str) -> str:
-        """Return the path of a file that another file names relative to itself."""
+        """Return the path of a file that another file names relative to itself.
+
+        An absolute path or a URL stays as it is.
+        """
         return joined(os.path.dirname(path), name)  # faster than pathlib, for very many names
 
     def _version(self, url: str) -> FileFacts:
-        """Return the version that the file had when it was first looked at; raise a DataError if there was none."""
+        """Return the version that the file had when it was first looked at; raise a DataError if there was none.
+
+        Raise a ReadError if the store cannot be asked.
+        """
         version = self._versions.get(url)
         if version is None:
             version = self._versions[url] = self.facts(url)
@@ -357,28 +409,43 @@ class Files:
     # --- what comes soon ---
 
     def looks_ahead(self) -> bool:
-        """Return whether this process is the one that fetches ahead for this data set, and can take more."""
+        """Return whether this process is the one that fetches ahead for this data set, and can take more.
+
+        Return False if no file is remote; raise a ReadError if the folder of the cache cannot be used.
+        """
         return self.are_remote and self._remote.looks_ahead(self._data_set)
 
     def expect(self, extents: Iterable[tuple[str, int, int]]) -> None:
-        """Begin to fetch the remote ones of these extents (path, offset, size), which will be read soon."""
+        """Begin to fetch the remote ones of these extents (path, offset, size), which will be read soon.
+
+        Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
+        """
         remote = ((path, offset, nbytes) for path, offset, nbytes in extents if is_url(path))
         self._remote.expect((url, self._version(url), offset, nbytes) for url, offset, nbytes in remote)
 
     def expect_files(self, files: Iterable[tuple[str, FileFacts]]) -> None:
-        """Begin to fetch whole files, one for each sample, which will be read soon."""
+        """Begin to fetch those of these whole files that are remote, one for each sample, which will be read soon."""
         self.expect_parts((path, facts, 0, facts.bytes) for path, facts in files)
 
     def expect_parts(self, parts: Iterable[tuple[str, FileFacts, int, int]]) -> None:
-        """Begin to fetch parts of files of known versions, which will be read by `part` soon."""
+        """Begin to fetch parts of remote files of known versions, which will be read by `part` soon.
+
+        Skip local files.
+        """
         self._remote.expect(part for part in parts if is_url(part[0]))
 
     def expect_local(self, paths: Iterable[str]) -> None:
-        """Begin to fetch the remote ones of these files, which will be asked for by `local` soon."""
+        """Begin to fetch the remote ones of these files, which will be asked for by `local` soon.
+
+        Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
+        """
         self._remote.expect_whole((path, self._version(path)) for path in paths if is_url(path))
 
     def close(self) -> None:
-        """Drop all open files; each closes once its last reader is done, and opens again when it is read."""
+        """Drop all open files and kept copies, and stop fetching ahead.
+
+        Each file closes once its last reader is done, and opens again when it is read.
+        """
         self._handles.clear()
         self._kept.clear()
         # Not by attribute access, which would make the cache's client only to close it.

@@ -53,7 +53,7 @@ class MissingFiles:
 
     @property
     def is_bearable(self) -> bool:
-        """Return whether most batches can be built all the same."""
+        """Return whether at most a tenth of the files looked at is missing: most batches can be built all the same."""
         return self.share <= _BEARABLE_SHARE
 
     def fields(self) -> dict[str, str | int]:
@@ -66,9 +66,9 @@ class MissingFiles:
 
 
 def find_missing(files: IndexedFiles, time_s: float) -> MissingFiles | None:
-    """Return a summary of files that are missing or of another size, or None if none was found.
+    """Return a summary of files that are missing, unreadable or of another size, or None if none was found.
 
-    At most `_MOST_LOOKED_AT` or so are looked at, evenly spread, for at most `time_s`.
+    At most `_MOST_LOOKED_AT` or so are looked at, evenly spread, for at most `time_s`; remote files are skipped.
     """
     until_s = time.monotonic() + time_s
     first, reason, missing, looked_at = "", "", 0, 0
@@ -86,7 +86,7 @@ def find_missing(files: IndexedFiles, time_s: float) -> MissingFiles | None:
 
 
 def _reason(path: str, nbytes: int) -> str:
-    """Return why a file is missing, or "" if one of this size is there."""
+    """Return why a file counts as missing (absent, unreadable, of another size), or "" if one of this size is there."""
     try:
         now = os.stat(path).st_size  # takes a fifth of the time of Path.stat
     except FileNotFoundError:
@@ -97,7 +97,10 @@ def _reason(path: str, nbytes: int) -> str:
 
 
 def look_at_some(samples: int, look: Callable[[int], object], time_s: float) -> None:
-    """Call `look` with sample after sample, in passes of evenly spread ones, until all are done or time is up."""
+    """Call `look` with sample after sample, in passes of evenly spread ones, until all are done or time is up.
+
+    What `look` raises passes through and ends the passes.
+    """
     until_s = time.monotonic() + time_s
     step = max(samples // _A_PASS, 1)
     for first in range(step):

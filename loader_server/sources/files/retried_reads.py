@@ -56,9 +56,9 @@ def _read_on(
     begin: Callable[[int], object],
     raw: list[bytes],
 ) -> None:
-    """Append the bytes of these samples, by one call of `read`, which gives each sample's bytes in turn.
+    """Append the bytes of these samples to `raw`, by one call of `read`, which gives each sample's bytes in turn.
 
-    If it fails, what was read before is in `raw`, and is not read again.
+    If `read` fails, its error passes through; what was read before is in `raw`, and is not read again.
     """
     # Each sample is begun before its bytes are asked for, because a read that hangs is blamed on the one begun last.
     # The first is begun before `read` is called: a source that reads all at once does so there.

@@ -55,25 +55,38 @@ _BLOCK_BYTES = 2**20
 
 
 def noted_origin(files: Files, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """Return what the index records about these files, for `Inventory(origin=…)`."""
+    """Return what the index records about these files, for `Inventory(origin=…)`: path, size, version and digest.
+
+    Raise a DataError if a file is absent, a ReadError if a store cannot be asked or read, and an OSError if the disk
+    fails.
+    """
     return [{**facts, "digest": _digest_of_path(files, facts["path"], facts["bytes"])} for facts in files.origin(paths)]
 
 
 def _digest_of_path(files: Files, path: str, nbytes: int) -> str:
-    """Return the digest of a local or remote file; that of a local one is remembered for the file's status."""
+    """Return the digest of a local or remote file; that of a local one is remembered for the file's status.
+
+    Raise an OSError if a local file cannot be read, and a ReadError if a remote one cannot be fetched.
+    """
     if is_url(path):
         return digest_of(lambda start, stop: files.read(path, start, stop - start), nbytes)
     return noted_content(files.where(path), files.seen)
 
 
 def noted_content(place: str, seen: SeenFiles) -> str:
-    """Return the digest of a local file's content, and remember it for the file's status."""
+    """Return the digest of a local file's content, and remember it for the file's status once that is settled.
+
+    Raise an OSError if the file is no regular one or cannot be read.
+    """
     handle = LocalHandle(Path(place))
     return digest_of_handle(handle.number, os.fstat(handle.number), seen)
 
 
 def digest_of_handle(handle: int, status: os.stat_result, seen: SeenFiles) -> str:
-    """Return the digest of an open file's content, and remember it for `status`, which was taken before reading."""
+    """Return the digest of an open file's content, and remember it for `status`, which was taken before reading.
+
+    A status that is not settled yet is not remembered. Raise an OSError if the disk fails.
+    """
     digest = digest_of(lambda start, stop: bytes_at(handle, start, stop - start), status.st_size)
     seen.keep(status, digest)
     return digest
@@ -91,7 +104,10 @@ def has_content(place: str, status: os.stat_result, digest: str, seen: SeenFiles
 
 
 def refuse_other_files(files: Files, indexed: Indexed) -> None:
-    """Raise a DataError if a file is not the one that the index was made from; a source calls it in `open`."""
+    """Raise a DataError if a file is gone or not the one that the index was made from; a source calls it in `open`.
+
+    Raise a ReadError if a store cannot be asked, and an OSError if a file cannot be read.
+    """
     files.refuse_changed(indexed.origin, indexed.place)
     for facts in indexed.origin:
         # Equal sizes are no proof: other bytes of that size, even with the old mtime put back, would be served as the
@@ -130,7 +146,8 @@ class FilesInUse:
         """Raise a ReadError if one of these files, or any file if none is named, is no longer the indexed one.
 
         Call it after each reading, before anyone gets what was read: a check before reading would miss a file that is
-        overwritten in between.
+        overwritten in between. Remote files and files that the index does not have are skipped. Raise an OSError if a
+        file whose status changed cannot be read.
         """
         for path in paths or self._places:
             if path in self._places:
@@ -176,12 +193,12 @@ def signed_digest(content: bytes) -> int:
 
 
 def number_of_digest(digest: str) -> int:
-    """Return a digest as a signed 64-bit number, for a column of an index."""
+    """Return a digest of 16 hexadecimal digits as a signed 64-bit number, for a column of an index."""
     return int.from_bytes(bytes.fromhex(digest), "big", signed=True)
 
 
 def digest_of_number(number: int) -> str:
-    """Return the digest that a column holds as a number."""
+    """Return the digest that a column holds as a number, as 16 hexadecimal digits."""
     return f"{number % 2**64:016x}"
 
 
@@ -191,7 +208,8 @@ def digest_of_number(number: int) -> str:
 def list_facts(path: str, files: Files, word: str) -> dict[str, Any]:
     """Return the entry for a list in the index's origin; raise a DataError if it is not readable text.
 
-    `word` is what messages call the list.
+    `word` is what messages call the list. One that ends in .gz need not be text. Raise a ReadError if its store cannot
+    be asked.
     """
     now = _facts_of_list(path, files, word)
     if not path.endswith(".gz"):
@@ -200,7 +218,10 @@ def list_facts(path: str, files: Files, word: str) -> dict[str, Any]:
 
 
 def refuse_other_list(facts: dict[str, Any], files: Files, word: str, index: Path) -> None:
-    """Raise a DataError if a list no longer has the indexed content."""
+    """Raise a DataError if a list no longer has the indexed content, or cannot be read.
+
+    Raise a ReadError if its store cannot be asked.
+    """
     path, now = facts["path"], _facts_of_list(facts["path"], files, word)
     if now.bytes != facts["bytes"] or not _is_same_list(facts, now, files):
         raise DataError(
@@ -212,12 +233,18 @@ def refuse_other_list(facts: dict[str, Any], files: Files, word: str, index: Pat
 
 
 def refuse_absent_list(path: str, files: Files, word: str) -> None:
-    """Raise a DataError if the list cannot be read."""
+    """Raise a DataError if there is no file of the list's name, or a ReadError if its store cannot be asked.
+
+    What the list holds is not looked at; `word` is what messages call it.
+    """
     _facts_of_list(path, files, word)
 
 
 def _facts_of_list(path: str, files: Files, word: str) -> FileFacts:
-    """Return a list's size and version; raise a DataError that calls it by `word` if it cannot be read."""
+    """Return a list's size and version; raise a DataError that calls it by `word` if it cannot be read.
+
+    Raise a ReadError if its store cannot be asked.
+    """
     try:
         return files.facts(path)
     except ReadError:  # its store cannot be asked, which says nothing about the list
@@ -227,7 +254,10 @@ def _facts_of_list(path: str, files: Files, word: str) -> FileFacts:
 
 
 def _is_same_list(facts: dict[str, Any], now: FileFacts, files: Files) -> bool:
-    """Return whether a list of the indexed size has the indexed content."""
+    """Return whether a list of the indexed size has the indexed content; raise a DataError if it cannot be opened.
+
+    The list is read only if its version or status is not known to go with that content.
+    """
     # A list whose version or status is known is not read again: it may name a hundred thousand files.
     path = facts["path"]
     if is_url(path):
@@ -238,7 +268,10 @@ def _is_same_list(facts: dict[str, Any], now: FileFacts, files: Files) -> bool:
 
 
 def _digest_of_list(path: str, files: Files) -> str:
-    """Return a hash of the whole list, and remember it for the list's status."""
+    """Return a hash of the whole list, and remember it for the status of a local list once that is settled.
+
+    Raise a DataError if the list cannot be opened, or a ReadError if a remote one cannot be fetched.
+    """
     state = xxhash.xxh3_128()
     with files.open(path) as file:
         # The status is taken before the bytes are read: if somebody writes meanwhile, the file's next status differs

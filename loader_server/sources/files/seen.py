@@ -59,7 +59,10 @@ class _Memory:
         return _ROW.unpack(raw.ljust(_ROW.size, b"\0"))  # short if somebody truncated the file
 
     def write(self, key: int, entry: int) -> None:
-        """Replace an entry of the key's row; other processes see the old entry or the new one."""
+        """Write a key over an entry of its row; other processes see the old entry or the new one.
+
+        Raise an OSError if the disk is full or fails.
+        """
         os.pwrite(self._handle, struct.pack("<Q", key), self._place(key) + 8 * entry)
 
     def _place(self, key: int) -> int:
@@ -79,7 +82,11 @@ class SeenFiles:
         return key in self._memory.row(key)
 
     def keep(self, status: os.stat_result, digest: str) -> None:
-        """Remember a content digest for a status taken before the reading; skip a status that is not settled yet."""
+        """Remember a content digest for a status taken before the reading; skip a status that is not settled yet.
+
+        A full row loses another entry. If the file cannot be written, skip this one, and remember in this process's
+        memory from then on.
+        """
         if not is_settled(status):
             return
         key, memory = self._key(status, digest), self._memory
@@ -106,13 +113,16 @@ def status_of(status: os.stat_result) -> tuple[int, int, int, int, int]:
 
 
 def is_settled(status: os.stat_result) -> bool:
-    """Return whether the ctime is old enough that another write would give the file another status."""
+    """Return whether the ctime is over 3 s ago, so that another write would give the file another status."""
     # The wall clock, because ctime is given by it; it is compared with nothing else.
     return time.clock_gettime_ns(time.CLOCK_REALTIME) - status.st_ctime_ns > _SETTLED_NS
 
 
 def _opened(place: Path | None) -> _Memory:
-    """Return a memory in a file that processes share, or one of this process alone if the file cannot be opened."""
+    """Return a memory in a file that processes share, or in this process alone without a place.
+
+    It is in this process alone as well if the file cannot be opened or made, or something else is in its place.
+    """
     if place is not None:
         # A link that another user planted in the state folder is as good as no file.
         with contextlib.suppress(OSError, MachineError):

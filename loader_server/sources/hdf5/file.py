@@ -39,7 +39,7 @@ class Hdf5File:
     """One open file; close it after use.
 
     Raise a DataError if the file is missing, damaged or has no usable layout. `places` says where parts of its virtual
-    datasets may be.
+    datasets may be. Raise a SettingsError if h5py is missing, or a ReadError if a remote file cannot be fetched.
     """
 
     def __init__(self, files: Files, path: str, group: str, keys: Sequence[str], places: PartPlaces) -> None:
@@ -100,7 +100,8 @@ class Hdf5File:
     def values(self, column: Hdf5Column, begin: int, end: int) -> bytes:
         """Return the bytes of a column's values from `begin` to before `end`.
 
-        For strings and nested rows, return those of row `begin`. Raise a ReadError if the file is damaged there.
+        For strings and nested rows, return those of row `begin`. Raise a ReadError if the file is damaged there. Raise
+        an OSError if the disk fails.
         """
         read = self._readers[column.key]
         if read is not None and (raw := read(begin, end)) is not None:
@@ -120,7 +121,8 @@ class Hdf5File:
     def rows(self, dataset: str, start: int, stop: int) -> NDArray[Any]:
         """Return rows of a dataset as h5py returns them, those of a virtual one from its parts.
 
-        Raise an OSError or a KeyError if they cannot be read.
+        Raise an OSError or a KeyError if they cannot be read. Fewer come back if a dataset that is not virtual ends
+        before.
         """
         source = self._virtual.get(dataset)
         rows: NDArray[Any] = self.file[dataset][start:stop] if source is None else source.read(start, stop)
@@ -143,14 +145,18 @@ class Hdf5File:
 
 
 def _rows_of_piece(files: Files, path: str, offset: int, row_bytes: int, begin: int, end: int) -> bytes:  # noqa: PLR0913, PLR0917 - a place in a file
-    """Return the bytes of the rows from `begin` to before `end`, which lie in one piece from byte `offset` on."""
+    """Return the bytes of the rows from `begin` to before `end`, which lie in one piece from byte `offset` on.
+
+    Raise a ReadError if the file ends before, or an OSError if the disk fails.
+    """
     return files.read(path, offset + begin * row_bytes, (end - begin) * row_bytes)
 
 
 class ChunkedValues:
     """One dataset in chunks, read without the library; the argument `read` returns bytes by offset and number.
 
-    Any number of threads may read. A chunk is unpacked whole, which tests its checksum.
+    Any number of threads may read. A chunk is unpacked whole, which tests its checksum. Raise a SettingsError if chunks
+    are compressed and isal is missing.
     """
 
     def __init__(self, dataset: h5py.Dataset, read: Callable[[int, int], bytes]) -> None:
@@ -175,7 +181,10 @@ class ChunkedValues:
         return whole_rows and _filters(dataset) in ([], [_DEFLATE]) and hasattr(dataset.id, "get_chunk_info_by_coord")
 
     def read(self, begin: int, end: int) -> bytes | None:
-        """Return the bytes of the rows from `begin` to before `end`; None if the library has to read them."""
+        """Return the bytes of the rows from `begin` to before `end`; None if the library has to read them.
+
+        Errors of the given `read` pass.
+        """
         parts = []
         for chunk in range(begin // self._rows, -(-end // self._rows)):
             first = chunk * self._rows
@@ -186,7 +195,7 @@ class ChunkedValues:
         return b"".join(parts)
 
     def _part(self, chunk: int, start: int, stop: int) -> bytes | memoryview | None:
-        """Return the bytes of some rows of a chunk; None if the library has to read them."""
+        """Return the bytes of some rows of a chunk; None if the library has to read them, as of a damaged chunk."""
         place, size = self._place(chunk)
         begin, end = start * self._row_bytes, stop * self._row_bytes
         if place == _OTHER:

@@ -150,7 +150,8 @@ def _datasets_beside(columns: Sequence[Hdf5Column], tags: str, *, returnn: bool)
 def _rows(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Iterator[Hdf5Column]:
     """Yield the columns of a group.
 
-    Raise a DataError if there is no such group, or if it or a key to be taken links to another file.
+    Raise a DataError if there is no such group, or a dataset of that name, or if it or a key to be taken links to
+    another file.
     """
     refuse_link_outside(file, group, where)
     if group not in file:
@@ -227,7 +228,7 @@ def _places_of_lengths(file: h5py.File) -> Mapping[str, int]:
 
 
 def _common_samples(file: h5py.File, columns: Sequence[Hdf5Column], where: str) -> int:
-    """Return how many samples the columns have; raise a DataError if they differ."""
+    """Return how many samples the columns have; raise a DataError if they differ, or offsets are unusable."""
     counts = {column.key: _count(file, column, where) for column in columns}
     first, *others = counts.items()
     for key, count in others:
@@ -242,7 +243,10 @@ def _common_samples(file: h5py.File, columns: Sequence[Hdf5Column], where: str) 
 
 
 def _count(file: h5py.File, column: Hdf5Column, where: str) -> int:
-    """Return how many samples a column has; raise a DataError if its offsets are unusable."""
+    """Return how many samples a column has.
+
+    Raise a DataError if its offsets are not whole numbers in one axis, or there are none.
+    """
     # Rows of a variable-length type hold their own lengths.
     if not column.ragged or column.nested:
         return len(file[column.dataset])
@@ -257,7 +261,7 @@ def _count(file: h5py.File, column: Hdf5Column, where: str) -> int:
 
 
 def _refuse_misfit(file: h5py.File, layout: Hdf5Layout, where: str) -> None:
-    """Raise a DataError if offsets or lengths fall, or do not add up to the values that there are."""
+    """Raise a DataError if offsets do not begin with 0, or offsets or lengths fall or do not add up to the values."""
     ragged = [column for column in layout.columns if column.ragged and not column.nested]
     last = np.zeros(len(ragged), np.int64)
     for start, ends in layout.begins(file, _BLOCK):
@@ -275,7 +279,10 @@ def _refuse_misfit(file: h5py.File, layout: Hdf5Layout, where: str) -> None:
 
 
 def _samples_of_returnn(file: h5py.File, where: str) -> int:
-    """Return the number of sequences; raise a DataError if lengths have another shape, or tags another number."""
+    """Return the number of sequences.
+
+    Raise a DataError if lengths are no whole numbers with a column for each dataset, or tags are of another number.
+    """
     lengths, needed = file[_LENGTHS], len(_places_of_lengths(file))
     if lengths.ndim != 2 or lengths.dtype.kind not in "iu" or lengths.shape[1] < needed:
         raise _unusable(

@@ -50,7 +50,7 @@ def link_outside(file: h5py.File, path: str, links_left: int = _MOST_LINKS) -> s
     """Return where a path leads if an external link takes it out of the file; else an empty text.
 
     Soft links on the way are followed, at most `links_left` of them. A path that leads nowhere, or in a circle, gives
-    an empty text, too.
+    an empty text, too. Raise a SettingsError if h5py is missing.
     """
     h5py = library("h5py", extra="hdf5", use="which reads HDF5")
     names = [name for name in path.split("/") if name and name != "."]
@@ -78,7 +78,7 @@ def refuse_link_outside(file: h5py.File, path: str, where: str) -> None:
 
 
 def refuse_values_outside(file: h5py.File, path: str, where: str, *, may_be_virtual: bool = False) -> None:
-    """Raise a DataError if the values of a dataset lie in other files.
+    """Raise a DataError if the values of a dataset lie in other files, or a KeyError if there is no such dataset.
 
     `may_be_virtual` accepts a virtual dataset, whose parts the caller checks itself.
     """
@@ -178,7 +178,10 @@ class VirtualRows:
         return np.concatenate(blocks)
 
     def _rows_of(self, part: _VirtualPart, begin: int, end: int) -> NDArray[Any]:
-        """Return rows of one part; raise an OSError if it holds fewer."""
+        """Return rows of one part; raise an OSError if it holds fewer or its file cannot be opened.
+
+        Raise a KeyError if its dataset is missing.
+        """
         dataset = self._opened(part.path)[part.dataset]
         if part.is_row:
             return np.asarray(dataset[()])[None]
@@ -189,7 +192,10 @@ class VirtualRows:
         return rows
 
     def _opened(self, path: str) -> h5py.File:
-        """Return the open file of a part."""
+        """Return the open file of a part.
+
+        Raise an OSError if it is missing or damaged, a SettingsError without h5py.
+        """
         if path not in self._open:
             # All at once: rows are read in order, so parts that were read are not needed again soon. A data set may
             # have thousands of parts, more than a process may have descriptors.
@@ -298,7 +304,7 @@ class VirtualRows:
 def _block(space: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where the selected block of an array begins and ends in each axis.
 
-    Raise a ValueError if the selection has holes or no end.
+    Raise a ValueError if the selection has holes or no end, or another number of axes than `shape`.
     """
     h5py = library("h5py", extra="hdf5", use="which reads HDF5")
     if space.get_select_type() == h5py.h5s.SEL_ALL:  # "all" may have no extent of its own

@@ -79,8 +79,8 @@ class Hdf5Source(Source):
     def _files(self) -> list[Hdf5File]:
         """Return all files, opened by the first call.
 
-        Raise a DataError if one is unusable or has other keys, and a ReadError if one has parts that the index does not
-        know.
+        Raise a DataError if there is none, or if one is named twice, is unusable or has other keys, and a ReadError if
+        one has parts that the index does not know. Raise a SettingsError if h5py is missing.
         """
         with self._lock:
             if not self._open:
@@ -93,11 +93,11 @@ class Hdf5Source(Source):
             return self._open
 
     def _found_paths(self) -> list[str]:
-        """Return the files that `paths` stands for."""
+        """Return the files that `paths` stands for; raise a DataError if there is none, or if one is named twice."""
         return self.files.found(self.settings.paths, ".h5", ".hdf5", ".hdf")
 
     def _refuse_unknown_parts(self) -> None:
-        """Raise a ReadError if a file has parts that the index does not know.
+        """Raise a ReadError if a file has parts that the index does not know; without an index do nothing.
 
         Nobody would notice a change of them.
         """
@@ -121,17 +121,20 @@ class Hdf5Source(Source):
         return PartPlaces(folders=sorted(set(map(os.path.realpath, folders))), files=set(map(os.path.realpath, files)))
 
     def _all_paths(self) -> list[str]:
-        """Return the stream's files, and then the other files that hold rows of theirs."""
+        """Return the stream's files, and then the other files that hold rows of theirs; raise what `_files` raises."""
         return [*self._found_paths(), *dict.fromkeys(path for file in self._files for path in file.parts)]
 
     @property
     def _columns(self) -> tuple[Hdf5Column, ...]:
-        """Return the columns, which all files have in common."""
+        """Return the columns, which all files have in common; raise what `_files` raises."""
         return self._files[0].layout.columns
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the field of each key that holds numbers."""
+        """Return the field of each key that holds numbers.
+
+        Raise a DataError if a file is unusable or has other keys.
+        """
         return fields_of_rows(
             (column.key, column.dtype, column.inner, column.ragged) for column in self._columns if not column.is_text
         )
@@ -139,11 +142,18 @@ class Hdf5Source(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return a stamp of the files, and of other files that hold rows of theirs."""
+        """Return a stamp of the files, and of other files that hold rows of theirs.
+
+        Raise a DataError if there are no files, one is named twice or unusable, or they differ in their keys.
+        """
         return self.files.stamp(self._all_paths())
 
     def survey(self) -> Inventory:
-        """Count the rows of all files; raise a DataError if files are unusable or differ in their keys."""
+        """Count the rows of all files.
+
+        Raise a DataError if there are none, one is named twice or unusable, or they differ in their keys; a
+        SettingsError if h5py is missing.
+        """
         return Inventory(
             total=sum(file.layout.samples for file in self._files),
             pieces=self._pieces,
@@ -155,7 +165,7 @@ class Hdf5Source(Source):
         )
 
     def _pieces(self, rows: int) -> Iterator[Hdf5Piece]:
-        """Yield the rows of all files in pieces of at most `rows` rows."""
+        """Yield the rows of all files in pieces of at most `rows` rows; raise what `_files` raises."""
         start = 0
         for number, file in enumerate(self._files):
             for row, ends in file.layout.begins(file.file, rows):
@@ -165,8 +175,8 @@ class Hdf5Source(Source):
     def probe(self, piece: Hdf5Piece) -> Found:
         """Return where the values of these rows begin, their lengths, and the bad rows.
 
-        Only strings and variable-length rows are read; the survey's pieces have the rest. A string that is not UTF-8
-        makes a bad row.
+        Only strings, variable-length rows and tags are read; the survey's pieces have the rest. A string that is not
+        UTF-8 makes a bad row. Raise an OSError or a KeyError if rows cannot be read.
         """
         file, count = self._files[piece.file], len(piece.ends) - 1
         numbers: dict[str, NDArray[np.int64]] = {"row": np.arange(piece.row, piece.row + count)}
@@ -188,7 +198,10 @@ class Hdf5Source(Source):
         return self._found(piece, numbers, bad)
 
     def _found(self, piece: Hdf5Piece, numbers: dict[str, NDArray[np.int64]], bad: dict[int, BadRow]) -> Found:
-        """Return the columns of the rows that are not bad, with their tags."""
+        """Return the columns of the rows that are not bad, with their tags if all files have tags.
+
+        Raise an OSError or a KeyError if tags cannot be read.
+        """
         rows = np.array([row for row in range(len(piece.ends) - 1) if piece.start + row not in bad], np.int64)
         columns = {name: column[rows] for name, column in numbers.items()}
         columns["file"] = np.full(len(rows), piece.file)
@@ -203,7 +216,7 @@ class Hdf5Source(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a file has changed since it was made."""
+        """Take the index; raise a DataError if a file is gone or has changed since it was made."""
         refuse_other_files(self.files, indexed)
         self.indexed = indexed
         self._in_use = FilesInUse(self.files, indexed)
@@ -217,7 +230,8 @@ class Hdf5Source(Source):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the bytes of each sample's values, all keys in one piece.
 
-        Raise a ReadError if a file is damaged, or is no longer the indexed one.
+        Raise a ReadError if a file is damaged, or is no longer the indexed one. Raise an IndexError if a number is out
+        of range, an OSError if the disk fails, and a DataError if a file cannot be opened.
         """
         before, parts = "", tuple[str, ...]()
         for sample in samples:
@@ -235,7 +249,10 @@ class Hdf5Source(Source):
             yield raw
 
     def _read(self, sample: int) -> bytes:
-        """Return the bytes of a sample's values."""
+        """Return the bytes of a sample's values, all keys in one piece.
+
+        Raise a ReadError if the file is damaged there.
+        """
         numbers = self.indexed.numbers
         file, parts = self._files[numbers["file"][sample]], []
         for column in self._columns:
@@ -246,7 +263,10 @@ class Hdf5Source(Source):
         return joined_parts(parts)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return a new array for each key of numbers, and each string as text."""
+        """Return a new array for each key of numbers, and each string as text.
+
+        Raise an IndexError for an unknown number.
+        """
         self.checked(sample)
         columns = self._columns
         return {
@@ -257,7 +277,10 @@ class Hdf5Source(Source):
         }
 
     def name(self, sample: int) -> str:
-        """Return the sequence's tag, or else the file and the row."""
+        """Return the sequence's tag, or else the file and the row.
+
+        Raise an IndexError if the number is out of range.
+        """
         if self._tags is not None:
             return str(self._tags[self.checked(sample)])
         return f"{self._path(self.checked(sample))}, row {self.indexed.numbers['row'][sample]}"
@@ -267,7 +290,7 @@ class Hdf5Source(Source):
         return str(self.indexed.origin[self.indexed.numbers["file"][sample]]["path"])
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the file and the row."""
+        """Return the file, and the row in it, counted from 0."""
         return self.files.where(self._path(sample)), int(self.indexed.numbers["row"][sample])
 
     def identity(self, sample: int) -> str:
@@ -304,7 +327,7 @@ def _characters(value: bytes) -> int:
 
 
 def _refuse_other_keys(first: Hdf5File, other: Hdf5File) -> None:
-    """Raise a DataError if a file's columns differ from those of the first file."""
+    """Raise a DataError if a file's columns, in their order, differ from those of the first file."""
     if list(map(_kind, other.layout.columns)) != list(map(_kind, first.layout.columns)):
         raise DataError(
             expected=f"the keys of {first.path}: {_shown(first)}",

@@ -76,7 +76,8 @@ _Cells: TypeAlias = "Mapping[str, str] | BadRow"
 def columns_of(manifest: Path | RemotePath) -> Columns:
     """Return the columns of a manifest, from its header (CSV) or from all its objects (JSON lines).
 
-    Raise a DataError if no column names audio files, or if there are too many columns.
+    Raise a DataError if no column names audio files, if there are too many columns, if a CSV's first line cannot be
+    parsed, or if the suffix is that of no manifest. Raise an OSError if the manifest cannot be read.
     """
     names = dict.fromkeys(_header(manifest)) if _is_csv(manifest) else _keys(manifest)
     if len(names) > _MOST_COLUMNS:
@@ -102,7 +103,11 @@ def _first_of(known: tuple[str, ...], names: Mapping[str, None]) -> str:
 
 
 def _keys(manifest: Path | RemotePath) -> dict[str, None]:
-    """Return the keys of all objects of a manifest of JSON lines, in order of first use."""
+    """Return the keys of all objects of a manifest of JSON lines, in order of first use.
+
+    Lines that hold no object are skipped, and no more keys are added once there are too many. Raise an OSError if the
+    manifest cannot be read.
+    """
     keys: dict[str, None] = {}
     # One key too many is enough to refuse: all the keys of an absurd manifest could fill memory.
     for _, cells in _json_cells(manifest):
@@ -116,7 +121,8 @@ def read_rows(
 ) -> Iterator[ManifestRow | BadRow]:
     """Yield the rows of a manifest in order; `others` are the further columns of all manifests together.
 
-    A row that cannot be used is yielded as a BadRow. Raise an OSError if the manifest cannot be read.
+    A row that cannot be used is yielded as a BadRow; blank ones are skipped. Raise an OSError if the manifest cannot be
+    read, and a DataError if its suffix is that of no manifest or a CSV's first line cannot be parsed.
     """
     cells_of = _csv_cells if _is_csv(manifest) else _json_cells
     for line, cells in cells_of(manifest):
@@ -134,7 +140,10 @@ def read_rows(
 
 
 def _stretch(cells: Mapping[str, str]) -> Stretch:
-    """Return the row's stretch: the whole file without an offset; one of NaN if its seconds are no finite numbers."""
+    """Return the row's stretch: the whole file without an offset; one of NaN if its seconds are no finite numbers.
+
+    Without a duration, the stretch ends with the file.
+    """
     offset, duration = cells.get(OFFSET_COLUMN), cells.get(_DURATION_COLUMN)
     if not offset:
         return _WHOLE
@@ -214,7 +223,7 @@ def _is_csv(manifest: Path | RemotePath) -> bool:
 
 
 def _header(manifest: Path | RemotePath) -> list[str]:
-    """Return the column names of a CSV file; raise a DataError if its first line cannot be parsed."""
+    """Return the column names of a CSV file, none if it is empty; raise a DataError if its first line is malformed."""
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:
             return [name.strip() for name in next(csv.reader(file), [])]
@@ -228,7 +237,10 @@ def _header(manifest: Path | RemotePath) -> list[str]:
 
 
 def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
-    """Yield each row's line number and its cells by column, or a BadRow."""
+    """Yield each row's line number and its cells by column, or a BadRow; empty rows are skipped.
+
+    Raise a DataError if the first line cannot be parsed, and an OSError if the file cannot be read.
+    """
     header = _header(manifest)
     # Bytes that are not UTF-8 pass as surrogates, so that `_refused` can name their row and the other rows stay good.
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -259,7 +271,7 @@ def _json_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
 
 
 def _object(source: str, manifest: Path | RemotePath, line: int) -> _Cells:
-    """Parse a line; null values count as missing."""
+    """Return the values of a line's object as text by key, without null values; a BadRow if it is no JSON object."""
     try:
         value = json.loads(source)
     except (ValueError, RecursionError) as error:

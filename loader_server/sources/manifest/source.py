@@ -56,21 +56,35 @@ class ManifestSource(RecordedSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Audio, one value a frame at its file's own rate; its time is known if all files have one rate."""
+        """Return the field of audio, one value a frame at its file's own rate.
+
+        Its time is known if all files have one rate and there is an index.
+        """
         return (audio_field(self.indexed.about["rate"] if hasattr(self, "indexed") else 0),)
 
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return a text that changes with the manifests and every file they name, missing ones included."""
+        """Return a text that changes with the manifests and every file they name, missing ones included.
+
+        Raise a DataError if a manifest cannot be read or its suffix is not that of a manifest, and a ReadError if a
+        store cannot be asked.
+        """
         return self.files.stamp(named_files(self.settings.paths, self.files))
 
     def survey(self) -> Inventory:
-        """Count the rows of all manifests and find duplicates; raise a DataError for an unusable manifest."""
+        """Count the rows of all manifests and find duplicates; raise a DataError for an unusable manifest.
+
+        Raise it too if there is no manifest, or only some of them have transcripts.
+        """
         return survey_manifests(self.settings.paths, self.files)
 
     def probe(self, piece: RowPiece) -> Found:
-        """Read the headers of the files that these rows name; unusable files become bad rows."""
+        """Read the headers of the files that these rows name; rows with unusable files become bad rows.
+
+        Rows that the survey found bad stay so. Raise a ReadError if a remote file cannot be fetched, and a DataError if
+        something other than a file is in a manifest's place.
+        """
         places = [(str(manifest), str(manifest.parent)) for manifest in map(self.files.path, self.settings.paths)]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
         headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
@@ -88,13 +102,16 @@ class ManifestSource(RecordedSource):
         return Found(rows=list(good), numbers=numbers, strings=_strings(rows, piece), bad=bad)
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """Return the sampling rate that all files have, or 0 if they differ."""
+        """Return the sampling rate that all files have, or 0 if they differ, as `rate`."""
         return {"rate": common_rate(numbers["rate"])}
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a manifest has changed since."""
+        """Take the index; raise a DataError if a manifest has changed since or cannot be read.
+
+        Recordings are not looked at. Raise a ReadError if a store cannot be asked.
+        """
         for facts in indexed.origin:
             refuse_other_list(facts, self.files, "manifest", indexed.place)
         self._manifests = [self.files.path(facts["path"]) for facts in indexed.origin]
@@ -111,7 +128,7 @@ class ManifestSource(RecordedSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """Audio in frames, with its rate in hertz; the transcript in characters."""
+        """Return lengths by key: audio in frames, with its rate in hertz; the transcript, if any, in characters."""
         keys = {"audio": "frames", "audio_rate": "rate", "text": "characters"}
         return {key: self._columns[column] for key, column in keys.items() if column in self._columns}
 
@@ -121,12 +138,12 @@ class ManifestSource(RecordedSource):
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Paths, and the further columns of the manifests."""
+        """Return the paths, and the further columns of the manifests, by name."""
         return {"path": self._paths, **self._others}
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The first sample of each manifest that has samples."""
+        """Return the first sample of each manifest that has samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["manifest"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
@@ -135,7 +152,11 @@ class ManifestSource(RecordedSource):
             self._recordings.expect(samples.tolist())
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of each recording; raise a ReadError if it is not the indexed one."""
+        """Yield the bytes of each recording or stretch; empty bytes if decoding has to seek in the file.
+
+        Raise a ReadError if the file is not the indexed one or cannot be fetched, an IndexError if a sample's number is
+        out of range, and an OSError if the file cannot be opened or read.
+        """
         return map(self._recordings.read, map(self.checked, samples))
 
     def _path(self, sample: int) -> str:
@@ -147,12 +168,15 @@ class ManifestSource(RecordedSource):
         return {name: column[sample] for name, column in self._row.items()}
 
     def name(self, sample: int) -> str:
-        """Return the path as the manifest has it, with the offset in seconds if the sample is a stretch."""
+        """Return the path as the manifest has it, with the offset in seconds if the sample is a stretch.
+
+        Raise an IndexError if the sample's number is out of range.
+        """
         path: str = self._paths[self.checked(sample)]
         return path if self._recordings.is_whole(sample) else f"{path}@{self._others[OFFSET_COLUMN][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the manifest, and the line in it."""
+        """Return the manifest, and the line in it, from 1."""
         return str(self._manifests[self._columns["manifest"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
@@ -164,7 +188,7 @@ class ManifestSource(RecordedSource):
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of the decoding libraries."""
+        """Return the versions of the decoding libraries, by name."""
         return audio_versions()
 
     def _line(self, sample: int) -> str:
@@ -173,17 +197,20 @@ class ManifestSource(RecordedSource):
 
 
 def _audio(row: ManifestRow, headers: Headers, manifest: str, folder: str) -> AudioStretch | BadRow:
-    """Return the stretch of audio that a row names, or a BadRow if its file cannot be used."""
+    """Return the stretch of audio that a row names, or a BadRow if its file or the stretch cannot be used.
+
+    Raise a ReadError if a remote file cannot be fetched.
+    """
     return headers.find(joined(folder, row.path), row.stretch, (manifest, row.line))
 
 
 def _numbers(rows: Sequence[ManifestRow], piece: RowPiece) -> dict[str, list[int]]:
-    """Return the numeric columns that come from the rows themselves."""
+    """Return the numeric columns from the rows themselves: manifest, line and, if there are transcripts, characters."""
     numbers = {"manifest": [row.manifest for row in rows], "line": [row.line for row in rows]}
     return numbers | ({"characters": [len(row.text) for row in rows]} if piece.has_text else {})
 
 
 def _strings(rows: Sequence[ManifestRow], piece: RowPiece) -> dict[str, list[str]]:
-    """Return the columns of strings: paths, transcripts, and further columns by their number."""
+    """Return the columns of strings: paths, transcripts if there are any, and further columns by their number."""
     strings = {"path": [row.path for row in rows]} | ({"text": [row.text for row in rows]} if piece.has_text else {})
     return strings | {f"column_{n}": [row.others[n] for row in rows] for n in range(piece.others)}

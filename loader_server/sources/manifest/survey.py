@@ -53,7 +53,9 @@ class RowPiece:
 def survey_manifests(paths: Sequence[str], files: Files) -> Inventory:
     """Read the manifests once, count their rows and find duplicates, which the inventory's pieces have as bad rows.
 
-    Raise a DataError if there is no manifest, one cannot be read, or only some of them have transcripts.
+    Raise a DataError if there is no manifest, one cannot be opened or has no column of audio files or too many columns,
+    or only some of them have transcripts; raise a ReadError if a store cannot be asked, and an OSError if the disk
+    fails.
     """
     manifests = tuple(map(files.path, paths))
     if not manifests:
@@ -82,7 +84,11 @@ def survey_manifests(paths: Sequence[str], files: Files) -> Inventory:
 def _all_rows(
     manifests: tuple[Path | RemotePath, ...], columns: tuple[Columns, ...], others: tuple[str, ...]
 ) -> Iterator[ManifestRow | BadRow]:
-    """Yield the rows of all manifests in order."""
+    """Yield the rows of all manifests in order, unusable ones as BadRow.
+
+    Raise an OSError if a manifest cannot be read, and a DataError if its suffix is that of no manifest or a CSV's first
+    line cannot be parsed.
+    """
     for number, (manifest, own) in enumerate(zip(manifests, columns, strict=True)):
         yield from read_rows(manifest, number, own, others)
 
@@ -121,7 +127,10 @@ def _marked(
     places: NDArray[np.int64],
     groups: NDArray[np.int64],
 ) -> Iterator[ManifestRow | BadRow]:
-    """Yield the rows; all but the first of several equal ones become bad rows that name the first one's place."""
+    """Yield the rows; all but the first of several equal ones become bad rows that name the first one's place.
+
+    A row that was bad before stays as it is, and does not count as the first.
+    """
     # Manifest and line of the first good row of each group, or -1: an equal row that is bad by itself comes first only
     # by chance, and is none to refer to.
     firsts = np.full((int(groups.max(initial=-1)) + 1, 2), -1)
@@ -144,7 +153,11 @@ def _marked(
 
 
 def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
-    """Yield the manifests and every file they name; raise a DataError if a manifest cannot be read."""
+    """Yield the manifests and every file they name.
+
+    Raise a DataError if a manifest cannot be read or its suffix is that of no manifest, and a ReadError if a remote one
+    cannot be fetched.
+    """
     for path in paths:
         manifest = files.path(path)
         folder = str(manifest.parent)

@@ -32,22 +32,22 @@ class SampleStream(Protocol):
 
     @property
     def name(self) -> str:
-        """The stream's name in the job file."""
+        """Return the stream's name in the job file."""
 
     @property
     def samples(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
 
     @property
     def source(self) -> Any:
-        """The source that reads the samples, by `Source.read`."""
+        """Return the source that reads the samples, by `Source.read`."""
 
     @property
     def opened(self) -> str:
-        """A text that changes whenever the samples may have changed."""
+        """Return a text that changes whenever the samples may have changed."""
 
     def values(self, epoch: int, sample: int, raw: bytes) -> Mapping[str, NDArray[np.generic]]:
-        """Decode and transform a sample; raise a SampleError if it cannot be used."""
+        """Return a sample decoded and transformed; raise a SampleError if it cannot be used."""
 
     def close(self) -> None:
         """Close the stream."""
@@ -64,18 +64,24 @@ class BaseSamples:
 
     @property
     def opened(self) -> str:
-        """A text that changes whenever the samples may have changed."""
+        """Return a text that changes whenever the samples may have changed."""
         return self._stream.opened
 
     def of_shard(self, epoch: int, shard: int, shards: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
-        """Yield the samples of one shard, without those that cannot be used."""
+        """Yield the samples of one shard, without those that cannot be used.
+
+        Raise a ReadError if reading keeps failing.
+        """
         for sample in range(shard, self._stream.samples, shards):
             values = self._values(epoch, sample)
             if values is not None:
                 yield values
 
     def _values(self, epoch: int, sample: int) -> Mapping[str, NDArray[np.generic]] | None:
-        """Return a sample's values, or log and return None if it cannot be used."""
+        """Return a sample's values, or log and return None if it cannot be used.
+
+        Raise a ReadError if reading keeps failing.
+        """
         (raw,) = read_patiently(self._stream.source.read, [sample], bool)
         # Reading was done without the lock: any thread may read, but only one decodes.
         try:

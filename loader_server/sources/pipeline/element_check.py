@@ -70,7 +70,7 @@ class ElementCheck:
             )
 
     def _is_as_before(self, epoch: int, shard: int, ordinal: int, digest: int) -> bool:
-        """Tell whether the digest is that of the first making, or this is the first one."""
+        """Return whether the digest is that of the first making, or this is the first one."""
         # An element beyond those of the index (0) is compared like those of later epochs.
         known = self._digest_in_index(shard, ordinal) if epoch == 0 else 0
         return digest == (known or self.first.first(epoch, shard, ordinal, digest))
@@ -107,7 +107,7 @@ class FirstDigests:
         """Return the digest stored in the file, after storing this one if there is none.
 
         There is no lock: two workers that make an element at the same moment both store theirs, and later makings are
-        compared with the one stored last.
+        compared with the one stored last. Raise an OSError or a MachineError if the file cannot be used.
         """
         self._folder.mkdir(exist_ok=True)
         if not path.exists():  # the first element of a shard in a new epoch
@@ -123,7 +123,10 @@ class FirstDigests:
             os.close(handle)
 
     def _remove_old(self) -> None:
-        """Remove the files of older epochs, and those under other names, of earlier states of the stream."""
+        """Remove the files of all but the four newest epochs, and those under other names.
+
+        Other names are of earlier states of the stream. A file that cannot be removed stays.
+        """
         # Epoch of each file; -1 for those under other names, which nobody compares with any more.
         epochs = dict.fromkeys(self._folder.iterdir(), -1)
         epochs |= {path: int(path.name.split("-")[-2]) for path in epochs if path.name.startswith(f"{self._name}-")}

@@ -78,12 +78,12 @@ class GraphSource(ShardedSource):
 
     @property
     def where(self) -> str:
-        """A name for messages: the stream that the graph was sent for."""
+        """Return a name for messages: the stream that the graph was sent for."""
         return f"the graph sent for {self.of_job.stream}"
 
     @cached_property
     def _content(self) -> bytes:
-        """The bytes of the graph; raises a DataError if no trainer has sent it yet."""
+        """Return the bytes of the graph; raise a DataError if no trainer has sent it yet."""
         # The coordinator may be waiting for the trainer that sends it, and serves other streams meanwhile.
         path = self.of_job.graph
         try:
@@ -98,11 +98,14 @@ class GraphSource(ShardedSource):
 
     @property
     def made_of(self) -> str:
-        """A fingerprint of graph and seed."""
+        """Return a fingerprint of graph and seed; raise a DataError if no trainer has sent the graph yet."""
         return fingerprint(digest_of_graph(self._content), str(self.of_job.seed))
 
     def probe(self, piece: int) -> Found:
-        """Run the shard; raise a DataError if it is empty, as the source cannot be divided among so many."""
+        """Run the shard; raise a DataError if it is empty, as the source cannot be divided among so many.
+
+        Raise what `ShardedSource.probe` raises, and a DataError if no trainer has sent the graph yet.
+        """
         found = super().probe(piece)
         if not found.rows:
             raise DataError(
@@ -115,7 +118,10 @@ class GraphSource(ShardedSource):
 
     @cached_property
     def order(self) -> PipelineOrder:
-        """What all runs have in common."""
+        """Return what all runs have in common.
+
+        Raise a DataError if no trainer has sent the graph yet, or it cannot be read.
+        """
         return PipelineOrder(
             function=_pipeline_of(SentGraph.decode(self._content, self.where), self.of_job.seed, self.where),
             where=self.where,
@@ -154,7 +160,10 @@ class GraphShard:
 
 
 def dataset_of_graph(sent: SentGraph, of: GraphShard) -> tf.data.Dataset:
-    """Return the data set of one shard; its elements are dicts of the values that were sent along."""
+    """Return the data set of one shard; its elements are dicts of the values that were sent along.
+
+    Raise a SettingsError if the graph cannot be divided among several shards without a hint.
+    """
     import tensorflow as tf  # only where pipelines are run
 
     graph = tf.compat.v1.GraphDef.FromString(sent.graph)
@@ -164,9 +173,10 @@ def dataset_of_graph(sent: SentGraph, of: GraphShard) -> tf.data.Dataset:
 
 
 def set_up(graph: Any, of: GraphShard) -> None:
-    """Change a graph in place into that of one shard.
+    """Change a graph in place into that of one shard, with seeds, resource names and elements of this run's own.
 
-    Raise a SettingsError if it cannot be divided among several shards without a hint.
+    Parallel work keeps its order. Raise a SettingsError if the graph cannot be divided among several shards without a
+    hint.
     """
     # Set on every operation, in functions as well: an operation's own setting overrides that of the whole pipeline.
     for node in all_nodes(graph):
@@ -189,7 +199,7 @@ def _inputs(node: Any, by_name: Mapping[str, Any], places: Sequence[int]) -> lis
 
 
 def _number(constant: Any) -> int:
-    """Return the value of an integer constant, which may be stored in either of two forms."""
+    """Return the value of an integer constant, which may be stored in either of two forms; 0 if it has neither."""
     tensor = constant.attr["value"].tensor
     if tensor.tensor_content:
         return int.from_bytes(tensor.tensor_content, "little", signed=True)
@@ -207,7 +217,7 @@ def _set_number(constant: Any, number: int) -> None:
 
 
 def _set_seeds(nodes: Sequence[Any], of: GraphShard) -> None:
-    """Replace the pairs of seeds of all operations that shuffle or draw."""
+    """Replace the pairs of seeds of all operations that shuffle or draw; seeds that are no constants stay."""
     by_name = {node.name: node for node in nodes}
     replaced = list[tuple[Any, int]]()
     for node in nodes:
@@ -220,9 +230,10 @@ def _set_seeds(nodes: Sequence[Any], of: GraphShard) -> None:
 
 
 def _seeds(node: Any, own: Sequence[int], of: GraphShard) -> tuple[int, int]:
-    """Return a pair of seeds; they do not depend on the epoch if the graph asks for the same order in each.
+    """Return a pair of seeds, never (0, 0); they follow from the job's seed, epoch, shard and the node's own seeds.
 
-    A node without seeds of its own gets them from its name, so that two such nodes differ.
+    Epoch and shard do not count if the graph asks for the same order in each epoch. A node without seeds of its own
+    gets them from its name, so that two such nodes differ.
     """
     once = node.op.startswith("Shuffle") and not node.attr["reshuffle_each_iteration"].b
     part = () if once else (of.epoch, of.shard)
@@ -235,7 +246,10 @@ def _seeds(node: Any, own: Sequence[int], of: GraphShard) -> tuple[int, int]:
 
 
 def _share_out(graph: Any, of: GraphShard) -> None:
-    """Put shard numbers into the graph's hints; without a hint, divide its only source."""
+    """Put shard numbers into the graph's hints; without a hint, divide its only source if there are several shards.
+
+    Raise a SettingsError if it has no hint, and no single source that can be divided.
+    """
     by_name = {node.name: node for node in graph.node}
     hints = [node for node in graph.node if node.op == _SHARD and _is_hint(node, by_name)]
     for node in hints:
@@ -246,7 +260,7 @@ def _share_out(graph: Any, of: GraphShard) -> None:
 
 
 def _is_hint(node: Any, by_name: Mapping[str, Any]) -> bool:
-    """Tell whether a shard node carries the marks of SHARD_HINT instead of numbers."""
+    """Return whether a shard node carries the marks of SHARD_HINT instead of numbers."""
     constants = _inputs(node, by_name, (1, 2))
     return None not in constants and list(map(_number, constants)) == [_HINT, _HINT]
 

@@ -68,13 +68,16 @@ class _ProducerContext(PipelineContext):
     where: str
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Keep the data set, and return an empty one of the same kind for the part below the marker."""
+        """Keep the data set, and return an empty one of the same kind for the part below the marker.
+
+        Raise a SettingsError if two of its keys become the same, or a value is neither dense, ragged nor sparse.
+        """
         plain = with_plain_keys(dataset, self.where)
         self.capture(parted(plain, f"{self.where}, before map_producer_to_consumer"))
         return plain.take(0)
 
     def capture(self, dataset: tf.data.Dataset) -> None:
-        """Keep a data set whose elements are in the form in which they cross the network."""
+        """Keep a data set whose elements are in the form in which they cross the network, and count the call."""
         self.marked += 1
         self.captured = dataset
 
@@ -115,7 +118,7 @@ class ShardRun:
             self._elements = iter(dataset)
 
     def next_element(self) -> Element | None:
-        """Return the next element, or None at the end; raise a DataError if the user's code fails."""
+        """Return the next element by key, as arrays, or None at the end; raise a DataError if the user's code fails."""
         element = self._guarded(lambda: next(self._elements, None))
         if element is None:
             return None
@@ -123,7 +126,7 @@ class ShardRun:
         return {key: tensor.numpy() for key, tensor in element.items()}
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Run user code, and turn its exceptions into a DataError; errors of our own pass."""
+        """Run user code and return its result; turn its exceptions into a DataError. Errors of our own pass."""
         try:
             return work()
         except StokerError:
@@ -150,7 +153,7 @@ def _with_traceback(error: Exception) -> str:
 
 
 def _is_in_between(filename: str) -> bool:
-    """Tell whether a line of a traceback is TensorFlow's or ours, and not the user's."""
+    """Return whether a line of a traceback is TensorFlow's or ours, and not the user's."""
     return (
         bool({"tensorflow", "keras", "loader_server"} & set(Path(filename).parts))
         or filename == build_pipeline.__code__.co_filename
@@ -158,7 +161,11 @@ def _is_in_between(filename: str) -> bool:
 
 
 def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dataset:
-    """Build the data set of one shard up to the marker; raise a SettingsError if it is endless."""
+    """Build the data set of one shard up to the marker.
+
+    Raise a SettingsError if it is endless, or if the function does not call the marker exactly once or return a data
+    set. What the function raises passes.
+    """
     context = _ProducerContext(
         dataset_name=order.name,
         base_dataset=samples_dataset(order.base_fields, lambda: order.base(epoch, shard)),
@@ -194,7 +201,10 @@ _MOST_TENSORS = 64
 
 
 def _values(spec: Any, where: str) -> tuple[ElementValue, ...]:
-    """Return what an element holds, sorted by key; raise an error if it is no dict of tensors that can cross."""
+    """Return what an element holds, sorted by key.
+
+    Raise a SettingsError if it is no dict of tensors that can cross, is empty, or would cross as more than 64 tensors.
+    """
     if not isinstance(spec, dict) or not spec:
         raise unfit(where, "a dict of tensors as element", f"{spec}", 'Have a map return {"key": tensor, …}.')
     values = tuple(_value(str(key), tensor, where) for key, tensor in sorted(spec.items()))
@@ -205,7 +215,7 @@ def _values(spec: Any, where: str) -> tuple[ElementValue, ...]:
 
 
 def _value(key: str, spec: Any, where: str) -> ElementValue:
-    """Return one value's key, dtype and shape; raise an error for other dtypes, and for an unknown rank."""
+    """Return one value's key, dtype and shape; raise a SettingsError for other dtypes, and for an unknown rank."""
     expected = f'"{key}" as a tensor of numbers or strings'
     if spec.dtype.name not in DTYPES:
         raise unfit(where, expected, f"dtype {spec.dtype.name}", "Make numbers of it, or leave it out.")
@@ -234,7 +244,7 @@ _KEEP_ORDER = "Leave deterministic=False out: it overrides the option of the who
 
 
 def _refuse_unsteady(tf: Any, dataset: tf.data.Dataset, where: str) -> None:
-    """Refuse parallel work that draws from a shared state, or yields elements in the order of completion.
+    """Raise a SettingsError for parallel work that draws from a shared state, or does not keep the order of elements.
 
     Both give other elements from run to run, so a shard could not be made again.
     """

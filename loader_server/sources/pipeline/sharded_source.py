@@ -98,28 +98,31 @@ class ShardedSource(WholeSource):
 
     @property
     def producers(self) -> int:
-        """The number of shards, from the settings."""
+        """Return the number of shards, from the settings."""
         return self.settings.producers
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The fields in which an element crosses; none before there is an index, because only a run tells."""
+        """Return the fields in which an element crosses; none before there is an index, because only a run tells."""
         # Flat, with the shape beside it: a batch's layout has one axis that varies, and an element may have several.
         return fields_of_element(self._values)
 
     @property
     def where(self) -> str:
-        """The data set's name in messages."""
+        """Return the data set's name in messages; raise NotImplementedError here: each kind of source overrides it."""
         raise NotImplementedError
 
     @property
     def made_of(self) -> str:
-        """A fingerprint of everything that decides the elements, apart from files."""
+        """Return a fingerprint of everything that decides the elements, apart from files.
+
+        Each kind of source overrides this, which raises NotImplementedError here.
+        """
         raise NotImplementedError
 
     @property
     def order(self) -> PipelineOrder:
-        """What all runs have in common."""
+        """Return what all runs have in common; raise NotImplementedError here: each kind of source overrides it."""
         raise NotImplementedError
 
     def _found_paths(self) -> list[str]:
@@ -129,7 +132,7 @@ class ShardedSource(WholeSource):
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
-        """Return one piece for each shard."""
+        """Return one piece for each shard; raise a DataError if a file that is watched is missing."""
         return Inventory(
             total=self.producers,
             rows_unknown=True,
@@ -141,7 +144,8 @@ class ShardedSource(WholeSource):
     def probe(self, piece: int) -> Found:
         """Run a shard of epoch 0, and note the size and digest of each element.
 
-        Raise a DataError if the shard has more than `elements`, or the user's code fails.
+        Raise a DataError if the shard has more than `elements`, or the user's code fails; raise a SettingsError if
+        TensorFlow is missing or the pipeline cannot be run in shards.
         """
         # The length of an epoch has to be known before it begins, and slots need room for the largest element. Making
         # epoch 0 once here, in another process than the workers', also shows what is not deterministic.
@@ -179,7 +183,10 @@ class ShardedSource(WholeSource):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if what `made_of` covers, or a file's size, has changed since."""
+        """Take the index.
+
+        Raise a DataError if what `made_of` covers, or a file's size, has changed since it was made, or a file is gone.
+        """
         self.files.refuse_changed(indexed.origin, indexed.place)
         if indexed.about["made_of"] != self.made_of:
             raise DataError(
@@ -207,7 +214,7 @@ class ShardedSource(WholeSource):
     def _most_steps(self) -> dict[str, int]:
         """Return the most entries that each value may have once flat, by the key of its field.
 
-        That is what the setting `largest` allows, or else twice the largest of epoch 0.
+        That is what the setting `largest` allows, or else twice the largest of epoch 0, and at least 1.
         """
         steps = {}
         for place, value in enumerate(value for value in self._values if value.flattened):
@@ -217,14 +224,17 @@ class ShardedSource(WholeSource):
         return steps
 
     def begin_making(self) -> None:
-        """Import TensorFlow and the user's function, which takes seconds."""
+        """Import TensorFlow and the user's function, which takes seconds; raise a SettingsError if that fails."""
         import_tensorflow()
         _ = self.order
 
     def make_batch(self, epoch: int, number: int, begin: Callable[[int], None]) -> Mapping[str, NDArray[Any]] | None:
         """Return a batch's element in the form in which it crosses, or None if its shard has ended.
 
-        `begin` is called with the number of each batch made on the way there. Any thread may call this.
+        `begin` is called with the number of each batch made on the way there. Any thread may call this. Raise a
+        DataError if the user's code fails, or an element is too large, holds other values than while indexing, or
+        differs from its first making; or if the shard has too many elements. Raise a SettingsError if the pipeline
+        cannot be run.
         """
         ordinal, shard = divmod(number, self.producers)
         if ordinal >= self.elements:
@@ -232,7 +242,7 @@ class ShardedSource(WholeSource):
         return self._reader(epoch, shard).element(ordinal, lambda at: begin(at * self.producers + shard))
 
     def _reader(self, epoch: int, shard: int) -> ShardReader:
-        """Return the reader of a shard; one for a new epoch replaces the oldest of the same shard."""
+        """Return the reader of a shard; a reader for a new epoch replaces the oldest of the same shard beyond two."""
         with self._lock:
             key = (shard, epoch)
             if key not in self._readers:
@@ -252,7 +262,11 @@ class ShardedSource(WholeSource):
         )
 
     def _started(self, epoch: int, shard: int) -> ShardRun:
-        """Start a run; raise a DataError if its elements hold other values than during indexing."""
+        """Start a run and return it.
+
+        Raise a DataError if its elements hold other values than during indexing, or the user's code fails; a
+        SettingsError if TensorFlow is missing or the pipeline cannot be run in shards.
+        """
         run = ShardRun(self.order, epoch, shard)
         if run.values != self._values:
             raise DataError(
@@ -265,11 +279,11 @@ class ShardedSource(WholeSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """No lengths: batches are not planned."""
+        """Return no lengths: batches are not planned."""
         return {}
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the function, and the number of the batch."""
+        """Return the data set's name, and the number of the batch."""
         return self.where, sample
 
     def name(self, sample: int) -> str:
@@ -279,7 +293,7 @@ class ShardedSource(WholeSource):
 
     @property
     def versions(self) -> dict[str, str]:
-        """TensorFlow's version, because another one may shuffle differently."""
+        """Return TensorFlow's version, because another one may shuffle differently; nothing if it is not installed."""
         for name in ("tensorflow", "tensorflow-cpu"):
             try:
                 return {"tensorflow": version_of(name)}
@@ -326,7 +340,7 @@ class ShardReader:
         """Return the element in the form in which it crosses the network, or None if the shard ends before it.
 
         `begin` is called with the ordinal of each element made on the way. Raise a DataError if the user's code fails,
-        an element does not pass the check, or the shard has too many.
+        an element does not pass the check, or the shard has too many; errors of `start` pass.
         """
         with self._lock:
             if self._run is None or ordinal < self._next - len(self._kept):
@@ -342,7 +356,7 @@ class ShardReader:
             return self._kept[ordinal - self._next] if ordinal < self._next else None
 
     def _begin_anew(self, ordinal: int) -> None:
-        """Start the shard from its beginning, and log it if it costs much."""
+        """Start the shard from its beginning, and log it if it costs much; errors of `start` pass."""
         if ordinal >= _WORTH_TELLING:
             Log("worker").info("a shard is made from its beginning", shard=self._where, to=ordinal)
         self._run = self._start()
@@ -351,7 +365,10 @@ class ShardReader:
         self._ended = False
 
     def _make_next(self) -> None:
-        """Make the next element; after an error the shard begins anew, as the run's state is unknown."""
+        """Make the next element; after an error the shard begins anew, as the run's state is unknown.
+
+        Raise a DataError if the user's code fails, the element does not pass the check, or the shard has too many.
+        """
         run, self._run = self._run, None  # given back below, unless anything raises
         assert run is not None
         element = run.next_element()
@@ -368,7 +385,7 @@ class ShardReader:
         self._run = run
 
     def _keep(self, flat: Flat) -> None:
-        """Keep an element, and drop the oldest ones beyond the limit in bytes."""
+        """Keep an element, and drop the oldest elements beyond the limit in bytes, but never the last two."""
         self._kept.append(flat)
         self._kept_bytes += _nbytes(flat)
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > _LEAST_KEPT:

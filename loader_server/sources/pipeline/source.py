@@ -55,12 +55,18 @@ class PipelineSource(ShardedSource):
 
     @property
     def base_fields(self) -> tuple[Field, ...]:
-        """The fields of the base stream's samples; none without a base."""
+        """Return the fields of the base stream's samples; none without a base.
+
+        Raise a SettingsError if the base is no stream of samples, or a DataError if it has no index that fits.
+        """
         return self._base.fields if self._base is not None else ()
 
     @cached_property
     def _base(self) -> BaseSamples | None:
-        """The samples of the base stream, or None without one."""
+        """Return the samples of the base stream, opened by the first call, or None without a base.
+
+        Raise a SettingsError if it is no stream of samples, or a DataError if it has no index that fits.
+        """
         if not self.settings.base:
             return None
         assert self.of_job.open_base is not None, "specs of a job's streams come from sources_of"
@@ -68,7 +74,7 @@ class PipelineSource(ShardedSource):
 
     @property
     def where(self) -> str:
-        """The function's name in messages."""
+        """Return the function's name in messages, or "the default pipeline"."""
         return self.settings.pipeline or "the default pipeline"
 
     # --- while an index is made ---
@@ -76,7 +82,9 @@ class PipelineSource(ShardedSource):
     def stamp(self) -> str:
         """Return a text that changes with code, seed, base and `paths`.
 
-        Return "" without `base` and `paths`: the function then reads something that cannot be watched.
+        Return "" without `base` and `paths`: the function then reads something that cannot be watched. Raise a
+        DataError if a path stands for no file or the base cannot be opened, or a SettingsError if the base is no stream
+        of samples.
         """
         # The function may read anything, so that without these nothing says that its data are the same.
         if not self.settings.base and not self.settings.paths:
@@ -84,12 +92,18 @@ class PipelineSource(ShardedSource):
         return fingerprint(self.made_of, self.files.stamp(self._found_paths()))
 
     def _found_paths(self) -> list[str]:
-        """Return the files that `paths` stands for, each as often as it is named."""
+        """Return the files that `paths` stands for, each as often as it is named; none without `paths`.
+
+        Raise a DataError if one of the paths stands for no file.
+        """
         return self.files.found(self.settings.paths, once=False) if self.settings.paths else []
 
     @property
     def made_of(self) -> str:
-        """A fingerprint of the code, the seed and the base: elements change if one of these does."""
+        """Return a fingerprint of the code, the seed and the base: elements change if one of these does.
+
+        Raise a SettingsError if the base is no stream of samples, or a DataError if it has no index that fits.
+        """
         code = own_code(self.modules)
         return fingerprint(
             code.sources,
@@ -99,7 +113,10 @@ class PipelineSource(ShardedSource):
         )
 
     def survey(self) -> Inventory:
-        """Return one piece for each shard; raise a SettingsError if there is neither a function nor a base."""
+        """Return one piece for each shard; raise a SettingsError if there is neither a function nor a base.
+
+        Raise a DataError if a path stands for no file, or the base cannot be opened.
+        """
         if not self.settings.pipeline and not self.settings.base:
             raise SettingsError(
                 expected="pipeline = a function, or base = a stream for the default pipeline",
@@ -111,7 +128,10 @@ class PipelineSource(ShardedSource):
 
     @cached_property
     def order(self) -> PipelineOrder:
-        """What all runs have in common; raises a SettingsError if the function cannot be imported."""
+        """Return what all runs have in common; raise a SettingsError if the function cannot be imported.
+
+        Raise a DataError if a path stands for no file, or the base cannot be opened.
+        """
         name, settings = self.settings.pipeline, self.settings
         return PipelineOrder(
             function=import_named(name, "a function", f"{self.of_job.table}, pipeline") if name else default_pipeline,
@@ -127,12 +147,15 @@ class PipelineSource(ShardedSource):
         )
 
     def _samples_of_base(self, epoch: int, shard: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
-        """Return the base stream's samples of one shard; none without a base."""
+        """Return an iterator over the base stream's samples of one shard; empty without a base.
+
+        It raises a ReadError if reading keeps failing; a sample that cannot be used is left out.
+        """
         return iter(()) if self._base is None else self._base.of_shard(epoch, shard, self.producers)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The function's module."""
+        """Return the function's module; without a function this one."""
         return (self.settings.pipeline.partition(":")[0],) if self.settings.pipeline else (type(self).__module__,)
 
     def close(self) -> None:

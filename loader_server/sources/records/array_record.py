@@ -56,7 +56,11 @@ class ArrayRecordSource(FilesOfExamplesSource):
     _opened: ArrayRecordFiles
 
     def _first_records(self) -> Iterator[bytes]:
-        """Yield the readable records of all files in order; raise a DataError if a file is not whole."""
+        """Yield the readable records of all files in order.
+
+        Raise a DataError if a file is not whole, is absent or cannot be fetched, and a SettingsError if the library is
+        missing.
+        """
         for path in self._paths:
             opened = self._opened[path]
             for number in range(opened.count):
@@ -67,7 +71,11 @@ class ArrayRecordSource(FilesOfExamplesSource):
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
-        """Count the records of each file, as its own table states them; raise a DataError for a file without one."""
+        """Count the records of each file, as its own table states them; raise a DataError for a file without one.
+
+        Raise a DataError as well if there is no file, one is named twice or cannot be fetched, or the records have no
+        features; raise a SettingsError for a named feature that no record has, or if the library is missing.
+        """
         return Inventory(
             total=sum(self._opened[path].count for path in self._paths),
             pieces=self._pieces,
@@ -76,12 +84,18 @@ class ArrayRecordSource(FilesOfExamplesSource):
         )
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
-        """Yield the number of each block's first record, and how many records it has."""
+        """Return an iterator over the number of each block's first record and its count of records, at most `rows`.
+
+        Raise a DataError if the file is not whole.
+        """
         count = self._opened[path].count
         return ((start, min(rows, count - start)) for start in range(0, count, rows))
 
     def probe(self, piece: RecordPiece) -> Found:
-        """Read and parse the records of a piece; corrupted or unusable ones become bad rows."""
+        """Read and parse the records of a piece; corrupted or unusable ones become bad rows.
+
+        So do all records of a remote file that cannot be fetched. Raise a DataError if the file is not whole.
+        """
         where = self.files.where(piece.path)
         # Fetched before any record is read: a store that cannot be reached says nothing about the records.
         opened = self._opened[piece.path]
@@ -100,7 +114,11 @@ class ArrayRecordSource(FilesOfExamplesSource):
     # --- once there is an index ---
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of each record; raise a ReadError if its digest is not the indexed one."""
+        """Yield the bytes of each record; raise a ReadError if it is damaged or its digest is not the indexed one.
+
+        Raise an IndexError if a sample's number is out of range, a DataError if its file is no longer whole, and a
+        ReadError if that cannot be fetched.
+        """
         return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
@@ -114,7 +132,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
 
     @property
     def gathers(self) -> bool:
-        """Whether whole batches are written from the records' bytes: only for local files."""
+        """Return whether whole batches are written from the records' bytes: only for local files."""
         return not self.files.are_remote
 
     def identity(self, sample: int) -> str:

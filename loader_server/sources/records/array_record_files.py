@@ -43,7 +43,10 @@ class _OpenArrayRecords:
         self.count = int(self._reader.num_records())
 
     def _open(self) -> Any:
-        """Return a reader of the library; raise a DataError if the file is not a whole ArrayRecord file."""
+        """Return a reader of the library; raise a DataError if the file is not a whole ArrayRecord file.
+
+        Raise an OSError if it cannot be opened, and a SettingsError if the library is missing.
+        """
         # Opened here first, because an OSError has the cause, which the library does not report.
         with self._local.path.open("rb"):
             module = library(_LIBRARY, extra="array_record", use="which reads ArrayRecord files", where=_WHERE)
@@ -58,7 +61,10 @@ class _OpenArrayRecords:
         )
 
     def read(self, number: int) -> bytes:
-        """Return one record; raise a ReadError if the library reports it as damaged."""
+        """Return the record of this number; raise a ReadError if the library reports it as damaged.
+
+        After that the file is opened again: raise a DataError if it is no longer whole, or an OSError if it is gone.
+        """
         # Between seek and read, another thread's seek would move the position.
         with self._lock:
             try:
@@ -89,7 +95,8 @@ class ArrayRecordFiles:
     def __getitem__(self, path: str) -> _OpenArrayRecords:
         """Return the file's reader, after opening it if needed, and after closing all others if too many are open.
 
-        Raise a DataError if it is not a whole ArrayRecord file.
+        Raise a DataError if it is not a whole ArrayRecord file, a ReadError if a remote one cannot be fetched, an
+        OSError if a local one cannot be opened, and a SettingsError if the library is missing.
         """
         known = self._known.get(path)
         if known is not None:
@@ -105,7 +112,10 @@ class ArrayRecordFiles:
         return known
 
     def expect(self, paths: Iterable[str]) -> None:
-        """Start fetching those of these files that are remote."""
+        """Start fetching those of these files that are remote.
+
+        Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
+        """
         self._files.expect_local(paths)
 
     def close(self) -> None:

@@ -78,15 +78,25 @@ class FileRecordsSource(Source):
         return [facts["path"] for facts in self._origin]
 
     def stamp(self) -> str:
-        """Return a text that changes with any of the files."""
+        """Return a text that changes with any of the files.
+
+        Raise a DataError if `paths` gives no file or a file twice, if a file is absent or if a store cannot be asked.
+        """
         return self.files.stamp(self._paths)
 
     @abc.abstractmethod
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
-        """Yield where each block of at most `rows` records of a file begins, and how many it has."""
+        """Yield where each block of at most `rows` records of a file begins, and how many it has.
+
+        Raise a DataError if the file is not of this format, and a ReadError if it has changed or cannot be fetched.
+        """
 
     def _pieces(self, rows: int) -> Iterator[RecordPiece]:
-        """Yield pieces of at most `rows` records, none of which spans two files."""
+        """Yield pieces of at most `rows` records, none of which spans two files.
+
+        Raise a DataError if a file is absent, named twice or not of this format, and a ReadError if it cannot be
+        fetched.
+        """
         row = 0
         for file, path in enumerate(self._paths):
             number = 0
@@ -95,7 +105,10 @@ class FileRecordsSource(Source):
                 number, row = number + count, row + count
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a local file has another size, or a remote one another version."""
+        """Take the index; raise a DataError if a local file has another size, or a remote one another version.
+
+        Raise it as well if a file is gone or its store cannot be asked.
+        """
         self.files.refuse_changed(indexed.origin, indexed.place)
         self.indexed = indexed
         self._columns = indexed.numbers
@@ -103,11 +116,14 @@ class FileRecordsSource(Source):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The first sample of each file that has samples."""
+        """Return the first sample of each file that has samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Start fetching the files of these samples, if they are remote."""
+        """Start fetching the files of these samples, if they are remote.
+
+        Raise a DataError if a file is gone when it is first looked at.
+        """
         if self.files.are_remote:
             self._opened.expect(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
 
@@ -115,14 +131,17 @@ class FileRecordsSource(Source):
         return str(self._paths[self._columns["file"][self.checked(sample)]])
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the file, and the sample's number in it, counted from 0."""
+        """Return the file, and the sample's number in it, counted from 0.
+
+        Raise an IndexError if `sample` is out of range.
+        """
         return self.files.where(self._path(sample)), int(self._columns[self.number_column][sample])
 
     def _where(self, sample: int) -> str:
         return "{}, record {}".format(*self.place(sample))
 
     def close(self) -> None:
-        """Give back the open files; each closes when its last reader lets go of it."""
+        """Drop the open files; each is closed when its last reader lets go of it."""
         self._opened.close()
         super().close()
 
@@ -132,13 +151,17 @@ class FilesOfExamplesSource(FileRecordsSource):
 
     @abc.abstractmethod
     def _first_records(self) -> Iterator[bytes]:
-        """Yield records from the beginning, file after file; the caller takes as many as it needs."""
+        """Yield records from the beginning, file after file; the caller takes as many as it needs.
+
+        Raise a DataError if a file is not of this format or cannot be fetched.
+        """
 
     @functools.cached_property
     def _decoder(self) -> ExampleDecoder:
-        """The decoder of the features that the job file names, or else of those in the first records.
+        """Return the decoder of the features that the job file names, or else of those in the first records.
 
-        Raise a SettingsError for a named feature that no record has, or a DataError if the records have no features.
+        Raise a SettingsError for a named feature that none of the first records has. Raise a DataError if none is named
+        and the records have no features, or if a file is not of this format.
         """
         where = ", ".join(self.settings.paths)
         if self.settings.features is None:
@@ -149,7 +172,10 @@ class FilesOfExamplesSource(FileRecordsSource):
 
     @property
     def _about(self) -> dict[str, Any]:
-        """The forms of the features as text: indexing stores them, and `open` reads them back."""
+        """Return the forms of the features as text, which `open` reads back from the index.
+
+        Raise a SettingsError for a named feature that no record has, and a DataError if the records have no features.
+        """
         return {"features": {form.key: str(form) for form in self._decoder.forms}}
 
     def open(self, indexed: Indexed) -> None:
@@ -160,23 +186,39 @@ class FilesOfExamplesSource(FileRecordsSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The fields of the numeric features; text and bytes have none."""
+        """Return the fields of the numeric features; text and bytes have none.
+
+        Before there is an index, raise a SettingsError for a named feature that no record has, and a DataError if the
+        records have no features or a file is not of this format.
+        """
         return tuple(form.field for form in self._decoder.forms if form.field is not None)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the value of each feature by key."""
+        """Return the value of each feature by key, from bytes that indexing has accepted.
+
+        Raise MalformedExample or UnfitFeature for others.
+        """
         return self._decoder.decode(raw, self._columns, sample)
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the numeric features of these records into `out`, byte for byte what decoding would give."""
+        """Write the numeric features of these records that `out` has, byte for byte what decoding would give.
+
+        Raise a ReadError if a record is not the indexed one or cannot be read.
+        """
         self._decoder.gather(self._columns, samples, self._records(samples), out)
 
     def _records(self, samples: NDArray[np.int64]) -> list[RecordPlace]:
-        """Return the place of each record; raise a ReadError if one is not the indexed one."""
+        """Return the place of each record; raise a ReadError if one is not the indexed one or cannot be read.
+
+        Raise an IndexError if a sample's number is out of range.
+        """
         return [(raw, 0, len(raw)) for raw in self.read(samples.tolist())]
 
     def name(self, sample: int) -> str:
-        """Return the file as the job file names it, and the record's number in it."""
+        """Return the file as the job file names it, and the record's number in it.
+
+        Raise an IndexError if the sample's number is out of range.
+        """
         return f"{self._path(sample)}:{self._columns[self.number_column][sample]}"
 
 

@@ -61,7 +61,8 @@ class MappedFiles:
     def __getitem__(self, path: str) -> mmap.mmap | bytes:
         """Return the file's bytes, as a map or, for an empty file, as `b""`.
 
-        Raise a ReadError if the file is not the indexed one, or if its size changed after it was mapped.
+        Raise a ReadError if the file is not the indexed one, if its size changed after it was mapped, or if a remote
+        one cannot be fetched; raise an OSError if a local one cannot be opened.
         """
         # No lock: two threads may map a file at the same time. Each gets a map of its own, and the later one is kept.
         known = self._known.get(path)
@@ -73,7 +74,11 @@ class MappedFiles:
         return self._map_anew(path, known)
 
     def _map_anew(self, path: str, known: mmap.mmap | bytes) -> mmap.mmap | bytes:
-        """Map a file again that may have changed; raise a ReadError if it has another size or content."""
+        """Map a file again that may have changed, and return the map.
+
+        Raise a ReadError if it has another size or content, and an OSError if it is gone. Content is compared only if
+        the index has a digest of it.
+        """
         # Forgotten first: if mapping fails now (the file was cut short) and somebody then writes other data of the old
         # size, the old map would pass as the file, and its content would never be compared.
         self._forget(path)
@@ -86,7 +91,8 @@ class MappedFiles:
         """Raise a ReadError if somebody has written into the mapped file.
 
         Call this after each reading, before the bytes are handed on. A file whose status changed is mapped and compared
-        anew, so one that was only touched or replaced by a copy passes.
+        anew, so one that was only touched or replaced by a copy passes. So does a file that was deleted, because its
+        map has the old bytes, and a file without a digest in the index.
         """
         place = self._places.get(path)
         if place is None:  # its format has no digests in the index, and checks each record by itself
@@ -111,11 +117,17 @@ class MappedFiles:
         ]
 
     def allow_only(self, origin: Iterable[dict[str, Any]]) -> None:
-        """From now on, refuse to map local files that differ from these facts of the index."""
+        """From now on, refuse to map local files that differ from these facts of the index.
+
+        Remote ones are left out.
+        """
         self._indexed = {facts["path"]: facts for facts in origin if not is_url(facts["path"])}
 
     def _mapped(self, path: str) -> _FileMap | bytes:
-        """Return a file's map; raise a ReadError if the file is not the one in the index."""
+        """Return a file's map, or `b""` if it is empty; raise a ReadError if the file is not the one in the index.
+
+        Raise a ReadError too if a remote file cannot be fetched, and an OSError if a local one cannot be opened.
+        """
         local, indexed = self._files.local(path), self._indexed.get(path, {})
         with local.path.open("rb") as file:
             # The status of the open file, which is the one that is mapped, even if its name is replaced meanwhile.
@@ -131,9 +143,10 @@ class MappedFiles:
         return data
 
     def _refuse_other_content(self, path: str, status: os.stat_result, nbytes: int) -> None:
-        """Raise a ReadError if the file has another content than the indexed one.
+        """Raise a ReadError if the file has another content than the indexed one; otherwise remember a settled status.
 
-        Formats that check each record by itself have no digests in the index, and do not come here.
+        Formats that check each record by itself have no digests in the index, and do not come here. Raise an OSError if
+        the file cannot be read.
         """
         place = self._places[path] = self._files.where(path)
         if not has_content(place, status, self._indexed[path]["digest"], self._files.seen):
@@ -148,13 +161,16 @@ class MappedFiles:
         return changed(f"the file that was indexed ({nbytes} bytes)", got, self._files.where(path))
 
     def _forget(self, path: str) -> None:
-        """Drop a file from all tables; its map lives on as long as somebody holds it."""
+        """Drop a file's map, status and size; the map lives on as long as somebody holds it."""
         self._known.pop(path, None)
         self._status.pop(path, None)
         self._remote.pop(path, None)
 
     def _keep(self, path: str, data: _FileMap | bytes) -> _FileMap | bytes:
-        """Remember a mapped file, after dropping others if there are too many."""
+        """Remember a mapped file and return it, after dropping all others if there are too many.
+
+        A remote file makes those go that were mapped first, until all remote ones fit into half of the cache.
+        """
         if len(self._known) >= _MOST_MAPPED:
             self.close()
         if is_url(path):
@@ -167,7 +183,10 @@ class MappedFiles:
         return data
 
     def expect(self, paths: Iterable[str]) -> None:
-        """Start fetching those of these files that are remote and not mapped."""
+        """Start fetching those of these files that are remote and not mapped.
+
+        Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
+        """
         self._files.expect_local(path for path in dict.fromkeys(paths) if path not in self._known)
 
     def close(self) -> None:

@@ -60,12 +60,15 @@ class MemberForm:
 
     @property
     def kind(self) -> str:
-        """One of audio, text, number, json, array and bytes, by the last part of the suffix."""
+        """Return audio, text, number, json, array or bytes, by the last part of the suffix; bytes if it is unknown."""
         return _KINDS.get(self.suffix.rpartition(".")[2], "bytes")
 
     @property
     def key(self) -> str:
-        """The key of the value in a sample."""
+        """Return the key of the value in a sample: the name before the format, or else `text`, `audio` or the suffix.
+
+        Members that stay bytes have the whole suffix as their key.
+        """
         name, _, last = self.suffix.rpartition(".")
         return name if name and self.kind != "bytes" else _NAMES.get(self.kind, self.suffix or last)
 
@@ -85,7 +88,10 @@ class MemberForm:
 
     @property
     def lengths(self) -> tuple[str, ...]:
-        """The keys whose lengths `look` returns."""
+        """Return the keys whose values `look` returns: audio and its rate, text, or an array with axes.
+
+        It is empty for all other kinds.
+        """
         if self.kind == "audio":
             return self.key, f"{self.key}_rate"
         padded = self.kind == "text" or (self.kind == "array" and self.shape is not None)
@@ -103,7 +109,10 @@ class MemberForm:
         return [len(values[key]) for key in self.lengths]
 
     def decode(self, raw: bytes, where: str, largest: int = LARGEST_SAMPLE) -> dict[str, Any]:
-        """Return the member's values in a raw sample by key; raise a SampleError if it cannot be used."""
+        """Return the member's values in a raw sample by key; raise a SampleError if it cannot be used.
+
+        Audio is also refused if it would have more than `largest` bytes (0: no limit); other kinds have no limit here.
+        """
         if self.kind == "audio":
             from loader_server.sources.audio.audio_files import AVERAGED, decoded_audio  # needs soundfile
 
@@ -124,7 +133,11 @@ class MemberForm:
         return f'"{self.suffix}" as {self.kind}' + (f" of {self.dtype} {axes}" if self.dtype else "")
 
     def _array(self, raw: bytes) -> Any:
-        """Return the array; raise a ValueError if it has another dtype or step than the first array had."""
+        """Return the array, or a scalar if it has no axes.
+
+        Raise a ValueError if it has another dtype or step than the first array had; for bytes that are no array, raise
+        an error of `_UNREADABLE`.
+        """
         array = _npy(raw)
         if self.dtype and (str(array.dtype), array.shape[1:] if array.ndim else None) != (self.dtype, self.shape):
             raise ValueError(f"an array of {array.dtype} {list(array.shape)}")
@@ -134,7 +147,8 @@ class MemberForm:
 def form_of_member(suffix: str, raw: bytes) -> MemberForm:
     """Return the form of members with this suffix, given the bytes of one of them.
 
-    Raise a SampleError if the suffix says array, but these bytes are none or have an unsupported dtype.
+    Raise a SampleError if the suffix says array, but these bytes are none or have an unsupported dtype. The bytes of
+    other kinds are not looked at.
     """
     form = MemberForm(suffix)
     if form.kind != "array":
@@ -146,7 +160,11 @@ def form_of_member(suffix: str, raw: bytes) -> MemberForm:
 
 
 def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
-    """Return frames and rate from the header; raise a SampleError for audio of more than `largest` bytes."""
+    """Return frames and rate from the header.
+
+    Raise a SampleError for bytes that are no audio, are recognizably cut short or without samples, or would have more
+    than `largest` bytes decoded (0: no limit).
+    """
     from loader_server.sources.audio.audio_files import audio_bytes, header_of_bytes  # needs soundfile
 
     frames, rate, channels = header_of_bytes(raw, where)
@@ -157,8 +175,9 @@ def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
 def _npy(raw: bytes) -> np.ndarray[Any, Any]:
     """Return a copy of the array in a `.npy` file; raise a ValueError if the bytes are none, or fewer than it claims.
 
-    `numpy.load` takes three times as long, mostly for the header, and allocates what a header claims before it looks
-    for the values, so that a damaged header could take all memory.
+    Raise it too for an unsupported version and for arrays of Python objects. `numpy.load` takes three times as long,
+    mostly for the header, and allocates what a header claims before it looks for the values, so that a damaged header
+    could take all memory.
     """
     # After the magic string and two bytes of version: the header's length, 2 bytes in version 1, 4 later.
     width = 2 if raw[6:7] == b"\1" else 4
@@ -170,9 +189,10 @@ def _npy(raw: bytes) -> np.ndarray[Any, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
-    """Parse a `.npy` header, cached because the arrays of a data set share few headers.
+    """Return dtype, shape and order from a `.npy` header, cached because the arrays of a data set share few headers.
 
-    Raise a ValueError for a version that is not supported, and for arrays of Python objects, whose loading runs code.
+    Raise a ValueError for a malformed header, for a version that is not supported, and for arrays of Python objects,
+    whose loading runs code.
     """
     file = io.BytesIO(header)
     version = np.lib.format.read_magic(file)

@@ -74,7 +74,7 @@ class TarMember:
 
     @property
     def stop(self) -> int:
-        """Byte at which the next member begins: sizes are padded to whole blocks."""
+        """Return the byte at which the next member begins: sizes are padded to whole blocks."""
         return self.offset + -(-self.size // BLOCK) * BLOCK
 
 
@@ -119,7 +119,10 @@ def _member(data: mmap.mmap | bytes, at: int, block: bytes) -> TarMember:
 
 
 def _flag_and_size(block: bytes, at: int) -> tuple[int, int]:
-    """Return the type flag and the size in a header; raise BrokenTar if its checksum is wrong."""
+    """Return the type flag and the size in a header.
+
+    Raise BrokenTar if the file ends within it, or if its checksum is wrong or cannot be read, or its size cannot.
+    """
     if len(block) < BLOCK:
         raise BrokenTar(at, "the file ends without the mark of its end", cut=at > 0)
     written, size = _octal(block[148:156]), _octal(block[124:136])
@@ -138,7 +141,7 @@ def _sum(block: bytes) -> int:
 
 
 def _octal(digits: bytes) -> int | None:
-    """Return a number in a header, or None if it is malformed.
+    """Return a number in a header, or None if it is malformed or negative.
 
     Numbers are octal digits; those too large for the digits are big-endian bytes behind a marked first byte.
     """
@@ -152,7 +155,10 @@ def _octal(digits: bytes) -> int | None:
 
 
 def _name(block: bytes) -> str:
-    """Return the member's name from its own header, with the prefix of the ustar format."""
+    """Return the member's name from its own header, with the prefix of the ustar format.
+
+    Bytes that are not UTF-8 become surrogates.
+    """
     name = block[:100].split(b"\0", 1)[0]
     if block[257:263] == b"ustar\0" and block[345]:
         name = block[345:500].split(b"\0", 1)[0] + b"/" + name
@@ -200,7 +206,11 @@ class TarSample:
             self.reason, self.detail = reason, detail
 
     def add(self, suffix: str, member: TarMember) -> None:
-        """Add a member, and mark the sample as unusable if the member is."""
+        """Add a member, and mark the sample as unusable if the member is.
+
+        A member is unusable if it is no plain file, leads out of the archive, is not named in UTF-8 or has no suffix. A
+        second member of a suffix makes the sample unusable, too, and replaces the first.
+        """
         name = ascii(member.name)
         if member.kind:
             self.refuse(member.kind, f"expected a plain file, got {name}")
@@ -216,7 +226,10 @@ class TarSample:
 
 
 def samples_of(data: mmap.mmap | bytes, at: int = 0) -> Iterator[TarSample]:
-    """Yield all samples from the header at `at` on; a damaged rest of the file is one unusable sample."""
+    """Yield all samples from the header at `at` on; a damaged rest of the file is one unusable sample.
+
+    Consecutive members of one key are a sample; WebDataset's notes on the shard are left out.
+    """
     # The sample whose members are being collected: it is whole once a member of another key follows, or the file ends.
     held: list[TarSample] = []
     try:
@@ -237,7 +250,7 @@ def samples_of(data: mmap.mmap | bytes, at: int = 0) -> Iterator[TarSample]:
 
 
 def _parted(name: str) -> tuple[str, str]:
-    """Split a name into key and suffix; the suffix is empty if the name has none."""
+    """Split a name into key and suffix (in lower case); if there is no suffix, it is empty and the key is the name."""
     parts = _NAME.fullmatch(name)
     return (parts[1], parts[2].lower()) if parts else (name, "")
 
@@ -248,7 +261,10 @@ def _is_utf8(name: str) -> bool:
 
 
 def refuse_no_tar(data: mmap.mmap | bytes, where: str) -> None:
-    """Raise a DataError if the file does not even begin like a tar file, and name its compression if known."""
+    """Raise a DataError if the file does not even begin like a tar file, and name its compression if known.
+
+    A file that is cut short after a whole header passes, and so does damage behind the first member.
+    """
     try:
         next(members_of(data), None)
     except BrokenTar as error:

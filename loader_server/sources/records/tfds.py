@@ -61,7 +61,7 @@ class TfdsSettings:
 
     @property
     def source(self) -> str:
-        """The data set's name in messages."""
+        """Return the name of the data set for messages: its folder, and the split in parentheses."""
         return f"{self.folder} ({self.split})"
 
 
@@ -81,12 +81,21 @@ class TfdsSource(MapStyleSource):
         return PreparedItems(self.settings, self.files)
 
     def stamp(self) -> str:
-        """Return a text that changes with any of the split's files, or with those that describe the data set."""
+        """Return a text that changes with any of the split's files, or with those that describe the data set.
+
+        Raise a DataError if the data set cannot be used or its store cannot be asked, and a SettingsError for an
+        unknown key or if the library is missing.
+        """
         described = [joined(self.settings.folder, name) for name in _DESCRIPTIONS]
         return self.files.stamp(described + self._data.paths)
 
     def probe(self, piece: ItemPiece) -> Found:
-        """Decode these samples with the library, and note digests and where plain features lie."""
+        """Decode these samples with the library, and note digests and where plain features lie.
+
+        Samples that cannot be used become bad rows. Raise a DataError if a sample's keys, dtypes or shapes differ from
+        those of the first usable one, a ReadError for a record that is damaged or cannot be read, and a MachineError if
+        memory or descriptors run out twice with too little free.
+        """
         found = super().probe(piece)
         forms, runs, digests = _forms(self._first_sample()), list[list[int]](), list[int]()
         # Only a comparison of each record's bytes with what the library makes of them shows that no feature is encoded.
@@ -99,7 +108,11 @@ class TfdsSource(MapStyleSource):
         return replace(found, numbers={**found.numbers, **plain, "digest": digests})
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """Return the fields, and the forms of all features if none of them needs the library for decoding."""
+        """Return the fields, and the forms of all features; no forms if a feature of any record needs the library.
+
+        There are none either without a usable sample. Raise a ReadError if a record up to the first usable one is
+        damaged.
+        """
         about = super().conclude(numbers)
         shapes = {field["key"]: tuple(field["shape"]) for field in about["fields"]}
         # The first sample tells which axes there are, the fields which of them vary from sample to sample.
@@ -109,18 +122,28 @@ class TfdsSource(MapStyleSource):
         return {**about, "forms": {form.key: str(form) for form in forms} if are_plain else {}}
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if the data set has changed since."""
+        """Take the index; raise a DataError if the data set has changed since, or cannot be used any more.
+
+        Raise a SettingsError for a key that the data set lacks, or if the library is missing.
+        """
         super().open(indexed)
         # An index from before features were taken from bytes has no forms: then the library decodes.
         self._plain = ExampleDecoder(parsed_forms(indexed.about.get("forms", {}).items()))
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Start fetching the files of these samples, if they are remote."""
+        """Start fetching the files of these samples, if they are remote.
+
+        Raise a DataError if such a file is gone or its store cannot be asked.
+        """
         if self.files.are_remote:
             self.files.expect_local(self._data.files_of(self._items[samples].tolist()))
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of each record; raise a ReadError if its digest is not the indexed one."""
+        """Yield the bytes of each record; raise a ReadError if it is damaged or its digest is not the indexed one.
+
+        Raise an IndexError if a sample's number is out of range, and a DataError if a file is no whole ArrayRecord
+        file.
+        """
         known = self.all_checked(samples)
         digests = self.indexed.numbers["digest"][known].tolist()
         for item, digest in zip(self._items[known].tolist(), digests, strict=True):
@@ -130,7 +153,11 @@ class TfdsSource(MapStyleSource):
             yield raw
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the features by key: from their indexed places, or else decoded by the library."""
+        """Return the features by key: from their indexed places, or else decoded by the library.
+
+        Raise an IndexError if the sample's number is out of range, and a SampleError if the library gives a value of an
+        unusable dtype.
+        """
         item = int(self._items[self.checked(sample)])
         if not self._plain.forms:
             return {key: self._value(key, value, item) for key, value in self._data.decoded(raw).items()}
@@ -140,32 +167,36 @@ class TfdsSource(MapStyleSource):
 
     @property
     def gathers(self) -> bool:
-        """Whether whole batches are written from the records' bytes: only if all features are plain and local."""
+        """Return whether whole batches are written from records: only if all features are plain and all files local."""
         return bool(self._plain.forms) and not self.files.are_remote
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the numeric features of these records into `out`, byte for byte what decoding would give."""
+        """Write the numeric features of these records that `out` has, byte for byte what decoding would give.
+
+        Raise a ReadError if a record is damaged or not the indexed one, a DataError if its file is not whole, and an
+        IndexError if a sample's number is out of range.
+        """
         self._plain.gather(
             self.indexed.numbers, samples, [(raw, 0, len(raw)) for raw in self.read(samples.tolist())], out
         )
 
     def identity(self, sample: int) -> str:
-        """Return the data set's folder and the record's digest."""
+        """Return the data set's folder and the record's digest; raise an IndexError if the number is out of range."""
         number = int(self.indexed.numbers["digest"][self.checked(sample)])
         return f"{self.settings.folder}, a record of digest {digest_of_number(number)}"
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Only the module of this class: there is no user code."""
+        """Return the module of this class alone, because there is no user code."""
         return (type(self).__module__,)
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """The version of the library, because it decodes."""
+        """Return the version of the library, because it decodes; raise a SettingsError if it is missing."""
         return {"tensorflow-datasets": str(_tfds().__version__)}
 
     def close(self) -> None:
-        """Close the files."""
+        """Drop the open files, if any; each is closed when its last reader is done with it."""
         if "_data" in self.__dict__:
             self._data.close()
         super().close()
@@ -197,31 +228,43 @@ class PreparedItems:
         return self.decoded(self.read(item))
 
     def fingerprint(self) -> str:
-        """Return the data set's name, version and split, with the counts of its records and bytes."""
+        """Return a text that changes when the data set does.
+
+        It has the data set's name, version and split, the record counts of its parts, and the sizes of its files.
+        """
         return self._fingerprint
 
     def files_of(self, items: Iterable[int]) -> dict[str, None]:
-        """Return the files that hold these records, each once, in order of first use."""
+        """Return the files that hold these records as the keys of a dict, each once, in order of first use."""
         return dict.fromkeys(self.paths[bisect_right(self._ends, item)] for item in items)
 
     def read(self, item: int) -> bytes:
-        """Return the bytes of one record; raise a ReadError if it is damaged."""
+        """Return the bytes of a record of the split; raise a ReadError if it is damaged or its file cannot be fetched.
+
+        Raise a DataError if the file is no whole ArrayRecord file.
+        """
         # A split such as train[:90%] may begin and end within files: `skip` is the number of records before it.
         place = bisect_right(self._ends, item)
         part = self._parts[place]
         return self._records[self.paths[place]].read(part.skip + item - (self._ends[place] - part.take))
 
     def decoded(self, raw: bytes) -> dict[str, Any]:
-        """Return the features of a record; nested ones are named by path, such as `speaker/age`."""
+        """Return the features of a record; nested ones are named by path, such as `speaker/age`.
+
+        The library's errors for bytes that it cannot decode pass through.
+        """
         return dict(_flat("", self._features, self._features.deserialize_example_np(raw)))
 
     def close(self) -> None:
-        """Close the files."""
+        """Drop the open files; each is closed when its last reader is done with it."""
         self._records.close()
 
 
 def _forms(sample: Mapping[str, Any]) -> tuple[FeatureForm, ...]:
-    """Return the forms of a sample's values, or () if one of them is neither an array nor a text."""
+    """Return the forms of a sample's values, or () if any of them is neither an array nor a text.
+
+    The first axis of an array may have any size in its form.
+    """
     forms = []
     for key, value in sample.items():
         if isinstance(value, np.ndarray):
@@ -234,7 +277,10 @@ def _forms(sample: Mapping[str, Any]) -> tuple[FeatureForm, ...]:
 
 
 def _plain_runs(forms: Sequence[FeatureForm], raw: bytes, sample: Mapping[str, Any]) -> list[int]:
-    """Return the packed run of each feature, or _UNLIKE if its bytes do not decode to the library's value."""
+    """Return the packed run of each feature, or _UNLIKE if its bytes do not decode to the library's value.
+
+    If the record cannot be parsed, that holds for all features.
+    """
     try:
         features = features_of(raw)
     except MalformedExample:
@@ -246,7 +292,10 @@ def _plain_runs(forms: Sequence[FeatureForm], raw: bytes, sample: Mapping[str, A
 
 
 def _is_like(form: FeatureForm, raw: bytes, features: Features, value: Any) -> bool:
-    """Return whether the feature, decoded from the record's bytes, equals the library's value exactly."""
+    """Return whether the feature, decoded from the record's bytes, equals the library's value exactly.
+
+    Return False if the bytes do not fit the form; raise MalformedExample if an integer has more than 10 bytes.
+    """
     try:
         own = form.value(raw, features.get(form.key))
     except UnfitFeature:
@@ -259,7 +308,7 @@ def _is_like(form: FeatureForm, raw: bytes, features: Features, value: Any) -> b
 
 
 def _flat(path: str, features: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested features under the path of their keys."""
+    """Yield the path and the plain value of each nested feature; a path is the keys joined by "/", behind `path`."""
     for key, feature in features.items():
         if isinstance(values[key], Mapping):
             yield from _flat(f"{path}{key}/", feature, values[key])
@@ -270,7 +319,8 @@ def _flat(path: str, features: Any, values: Mapping[str, Any]) -> Iterator[tuple
 def _plain(feature: Any, value: Any) -> Any:
     """Return a text as a string, other bytes as they are, and anything else as an array of the feature's dtype.
 
-    Empty lists get the dtype too; without it, numpy would make them floats.
+    Empty lists get the dtype too; without it, numpy would make them floats. Raise a UnicodeDecodeError for a text that
+    is not UTF-8.
     """
     if isinstance(value, bytes):
         return value.decode() if type(feature).__name__ == "Text" else value
@@ -293,7 +343,8 @@ def _chosen(features: Any, settings: TfdsSettings) -> Any:
 def _info(files: Files, settings: TfdsSettings) -> Any:
     """Return the library's description of the data set.
 
-    Raise a DataError if the folder holds no prepared data set, the split is unknown, or the files are not ArrayRecord.
+    Raise a DataError if the folder holds no prepared data set or cannot be fetched, the split is unknown, or the files
+    are not ArrayRecord; raise a SettingsError if the library is missing.
     """
     tfds, where = _tfds(), files.where(settings.folder)
     for name in _DESCRIPTIONS:  # raises for a named pipe, on which the library would block
@@ -323,7 +374,8 @@ def _info(files: Files, settings: TfdsSettings) -> Any:
 def _descriptions(files: Files, folder: str) -> Iterator[str]:
     """Yield a local folder with the files that describe the data set; remote ones are downloaded first.
 
-    Raise a DataError if a remote one is absent.
+    The folder of downloaded ones is removed at the end of the block. Raise a DataError if a remote one is absent or
+    cannot be fetched.
     """
     if not is_url(folder):
         yield files.where(folder)

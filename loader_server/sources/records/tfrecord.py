@@ -75,7 +75,12 @@ class TFRecordSource(FilesOfExamplesSource):
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
-        """Follow the headers of all files and count the records; raise a DataError if a file is no TFRecord file."""
+        """Follow the headers of all files and count the records; raise a DataError if a file is no TFRecord file.
+
+        Raise a DataError as well if there is no file, one is named twice or cannot be fetched, or the records have no
+        features; raise a SettingsError for a named feature that no record has, or if the library for checksums is
+        missing.
+        """
         _ = self._checksum  # a missing library is reported now, not by the first process that probes
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, _BLOCK_RECORDS))
         return Inventory(total=total, pieces=self._pieces, origin=self._origin, about=self._about)
@@ -83,7 +88,7 @@ class TFRecordSource(FilesOfExamplesSource):
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
         """Yield where each block of records begins and how many it has; a damaged rest of the file counts as one.
 
-        Raise a DataError if it is no TFRecord file.
+        Raise a DataError if it is no TFRecord file, or a ReadError if its size has changed or it cannot be fetched.
         """
         data, start, broken = self._opened[path], 0, ""
         # After a damaged header no other can be found, because only a record's size tells where the next one is.
@@ -95,7 +100,10 @@ class TFRecordSource(FilesOfExamplesSource):
             start = records.stop
 
     def _first_records(self) -> Iterator[bytes]:
-        """Yield the first records of each file; raise a DataError if one is no TFRecord file."""
+        """Yield the first whole records of each file, at most 1024; raise a DataError if a file is no TFRecord file.
+
+        Raise a ReadError if a file cannot be fetched.
+        """
         for path in self._paths:
             data = self._opened[path]
             records = records_from(data, 0, MOST_RECORDS_WITHOUT)
@@ -103,7 +111,10 @@ class TFRecordSource(FilesOfExamplesSource):
             yield from (data[start : start + size] for start, size in zip(records.offsets, records.sizes, strict=True))
 
     def probe(self, piece: RecordPiece) -> Found:
-        """Parse the records of a piece; unusable ones and a damaged rest of the file become bad rows."""
+        """Parse the records of a piece; unusable ones and a damaged rest of the file become bad rows.
+
+        Raise a ReadError if the file's size has changed since it was mapped, or it cannot be fetched.
+        """
         data, where = self._opened[piece.path], self.files.where(piece.path)
         records = records_from(data, piece.start, piece.rows)
         places = zip(records.offsets.tolist(), records.sizes.tolist(), records.checksums.tolist(), strict=True)
@@ -124,7 +135,10 @@ class TFRecordSource(FilesOfExamplesSource):
         )
 
     def _refuse_wrong_checksum(self, raw: bytes, written: int) -> None:
-        """Raise a SampleError if checksums are verified and the data do not match the stored one."""
+        """Raise a SampleError if checksums are verified and the data do not match the stored one.
+
+        Raise a SettingsError if they are to be verified and the library is missing.
+        """
         if self._checksum is None:
             return
         computed = self._checksum(raw)
@@ -140,21 +154,32 @@ class TFRecordSource(FilesOfExamplesSource):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a local file has another size, or a remote one another version."""
+        """Take the index; raise a DataError if a local file has another size, or a remote one another version.
+
+        Raise it as well if a file is gone or its store cannot be asked. Samples are read ahead of gathering only if
+        files are remote.
+        """
         super().open(indexed)
         self._opened.allow_only(indexed.origin)
         # Gathering would wait for a download. So the builder first reads what `unread` returns, with patience.
         self.reads_ahead = self.files.are_remote
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return one of these samples for each remote file that is not mapped; reading it fetches the file."""
+        """Return one of these samples for each file that is not mapped.
+
+        Reading it fetches a remote file, and maps it.
+        """
         files, firsts = np.unique(self._columns["file"][samples], return_index=True)
         are_missing = [self._paths[file] not in self._opened for file in files.tolist()]
         unread: NDArray[np.int64] = samples[firsts[np.array(are_missing, bool)]]
         return unread
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Yield the data of each record; raise a ReadError for a record that has changed since indexing."""
+        """Yield the data of each record; raise a ReadError for a record that has changed since indexing.
+
+        Raise it too if its file has another size or cannot be fetched; raise an IndexError if a sample's number is out
+        of range.
+        """
         return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
@@ -175,13 +200,14 @@ class TFRecordSource(FilesOfExamplesSource):
 
     @property
     def gathers(self) -> bool:
-        """Whether whole batches are written straight from the mapped files: unless checksums are verified."""
+        """Return whether whole batches are written straight from the mapped files: unless checksums are verified."""
         return not self.settings.checksums
 
     def _records(self, samples: NDArray[np.int64]) -> list[RecordPlace]:
         """Return the place of each record; raise a ReadError if one has changed since indexing.
 
-        A record counts as unchanged if the checksum behind its data is the indexed one.
+        A record counts as unchanged if the checksum behind its data is the indexed one. Raise a ReadError as well if a
+        file has another size or cannot be fetched.
         """
         files, starts, sizes, written = (
             self._columns[name][samples] for name in ("file", "offset", "bytes", "checksum")

@@ -60,7 +60,8 @@ class RecordRange:
 def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
     """Return at most `most` records, the first of which begins at `start`.
 
-    The result ends before the first record that is damaged or cut off, and says what is wrong with it.
+    The result ends before the first record whose header is damaged or that is cut off, and says in `broken` what is
+    wrong with it. The data are not verified.
     """
     begins, stop = _follow(data, start, most)
     bounds = np.array([*begins, stop], np.int64)
@@ -79,7 +80,10 @@ def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
 
 
 def _follow(data: mmap.mmap | bytes, at: int, most: int) -> tuple[list[int], int]:
-    """Return where whole records begin, trusting their sizes, and where the last of them ends."""
+    """Return where whole records begin, at most `most`, trusting their sizes, and where the last of them ends.
+
+    Without a whole record, the end is `at`.
+    """
     size_at, end, begins = struct.Struct("<Q").unpack_from, len(data), list[int]()
     last = end - _AROUND
     # In Python, one by one: each size tells where the next record is, so there is nothing to do at once.
@@ -157,7 +161,8 @@ def _masked(checksum: NDArray[np.uint32]) -> NDArray[np.uint32]:
 def refuse_no_records(data: mmap.mmap | bytes, first: RecordRange, where: str) -> None:
     """Raise a DataError if the file does not even begin with a record, and say if it is compressed.
 
-    `first` are the records that were found from a place on; nothing is refused if there are any.
+    `first` are the records that were found from a place on; nothing is refused if there are any, or if the first one is
+    only cut off.
     """
     # Only a wrong checksum of the first size tells that this is another file: one that ends within its first record may
     # be a TFRecord file that was cut.

@@ -73,9 +73,11 @@ class WebDatasetSource(FileRecordsSource):
 
     @functools.cached_property
     def _forms(self) -> tuple[MemberForm, ...]:
-        """The form of each member that is read, derived from the first usable sample that has it.
+        """Return the form of each member that is read, sorted by suffix: of the first usable sample that tells it.
 
-        Raise a DataError if a file is no tar file, or no form can be derived for a member that the job file names.
+        Only the first 64 usable samples of all shards are looked at. Raise a DataError if a file is no tar file, absent
+        or named twice, no member can be read at all, or none that the job file names; raise a ReadError if a shard
+        cannot be fetched.
         """
         # A list, so that every shard's beginning is looked at: a shard of another kind is refused before any sample is
         # indexed.
@@ -91,7 +93,10 @@ class WebDatasetSource(FileRecordsSource):
         return tuple(forms[suffix] for suffix in sorted(forms))
 
     def _first_samples(self, path: str) -> Iterator[tuple[mmap.mmap | bytes, TarSample]]:
-        """Return an iterator over a shard's usable samples; raise a DataError if it is no tar file."""
+        """Return an iterator over a shard's usable samples, each with the shard's bytes.
+
+        Raise a DataError if it is no tar file, or a ReadError if it cannot be fetched.
+        """
         data = self._opened[path]
         refuse_no_tar(data, self.files.where(path))
         return ((data, sample) for sample in samples_of(data) if not sample.reason)
@@ -119,14 +124,21 @@ class WebDatasetSource(FileRecordsSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Audio, numbers and arrays; texts, JSON and bytes have no field."""
+        """Return the fields of audio, numbers and arrays; texts, JSON and bytes have none.
+
+        Before there is an index, raise a DataError if a shard is no tar file or a member to read cannot be found.
+        """
         fields = (form.field(self._rates.get(form.key, 0)) for form in self._forms)
         return tuple(field for field in fields if field is not None)
 
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
-        """Follow the headers of all shards and count samples; note a digest of each local shard."""
+        """Follow the headers of all shards and count samples; note a digest of each local shard.
+
+        Raise a DataError if a shard is no tar file, absent, named twice or cannot be fetched, or if a member to read
+        cannot be found; raise an OSError if a shard cannot be read.
+        """
         forms = {form.suffix: [form.dtype, None if form.shape is None else list(form.shape)] for form in self._forms}
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, self.piece_rows))
         # Unlike records, members have no checksums: only the digest of a whole shard tells that others have written
@@ -139,13 +151,20 @@ class WebDatasetSource(FileRecordsSource):
         )
 
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
-        """Yield where each block of samples begins and how many it has."""
+        """Yield where each block of samples begins and how many it has; a damaged rest of the shard counts as a sample.
+
+        Raise a ReadError if the shard's size has changed or it cannot be fetched.
+        """
         samples = samples_of(self._opened[path])
         while block := list(islice(samples, rows)):
             yield block[0].at, len(block)
 
     def probe(self, piece: RecordPiece) -> Found:
-        """Check the members of each sample by decoding them; samples that cannot be used become bad rows."""
+        """Check the members of each sample by decoding them (audio by its header); unusable samples become bad rows.
+
+        A sample that lacks a member is unusable. Raise a ReadError if the shard's size has changed or it cannot be
+        fetched.
+        """
         data, where = self._opened[piece.path], self.files.where(piece.path)
         good, keys, bad = list[list[int]](), list[str](), dict[int, BadRow]()
         for place, sample in enumerate(islice(samples_of(data, piece.start), piece.rows)):
@@ -160,7 +179,7 @@ class WebDatasetSource(FileRecordsSource):
 
     @functools.cached_property
     def _columns_made(self) -> list[str]:
-        """Names of the numeric index columns."""
+        """Return the names of the numeric index columns, in their order."""
         places = [f"{name}_{number}" for number in range(len(self._forms)) for name in ("at", "bytes")]
         lengths = [f"length_{key}" for form in self._forms for key in form.lengths]
         return ["file", "number", "digest", *places, *lengths]
@@ -193,7 +212,10 @@ class WebDatasetSource(FileRecordsSource):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a local shard has another size, or a remote one another version."""
+        """Take the index; raise a DataError if a local shard has another size, or a remote one another version.
+
+        Raise it as well if a shard is gone or its store cannot be asked.
+        """
         super().open(indexed)
         self._opened.allow_only(indexed.origin)
         self._keys = indexed.strings["key"]
@@ -206,12 +228,18 @@ class WebDatasetSource(FileRecordsSource):
         self._places = [(f"at_{number}", f"bytes_{number}") for number in range(len(self._forms))]
 
     def look_for_changes(self, time_s: float) -> None:
-        """Map local shards, which compares each with the index, until all are done or time is up."""
+        """Map local shards, which compares each with the index, until all are done or time is up.
+
+        Raise a ReadError if one has changed, and an OSError if it cannot be opened.
+        """
         local = [path for path in self._paths if not is_url(path)]
         look_at_some(len(local), lambda number: self._opened[local[number]], time_s)
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of each sample's members, joined; raise a ReadError if the shard has changed."""
+        """Yield the bytes of each sample's members, joined; raise a ReadError if the shard has changed.
+
+        Raise it too if the shard cannot be fetched; raise an IndexError if a sample's number is out of range.
+        """
         return map(self._read, samples)
 
     def _read(self, sample: int) -> bytes:
@@ -227,7 +255,7 @@ class WebDatasetSource(FileRecordsSource):
         return raw
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the values of all members by key; raise a SampleError if one cannot be decoded."""
+        """Return the values of all members by key; raise a SampleError if one cannot be decoded or is too large."""
         values, start = dict[str, Any](), 0
         for form, (_, size) in zip(self._forms, self._places, strict=True):
             stop = start + int(self._columns[size][sample])
@@ -236,16 +264,25 @@ class WebDatasetSource(FileRecordsSource):
         return values
 
     def name(self, sample: int) -> str:
-        """Return the shard as the job file names it, and the sample's key."""
+        """Return the shard as the job file names it, and the sample's key.
+
+        Raise an IndexError if the sample's number is out of range.
+        """
         return f"{self._path(sample)}:{self._keys[sample]}"
 
     def identity(self, sample: int) -> str:
-        """Return the shard, the key, and a digest of the headers, which hold sizes and times of change."""
+        """Return the shard, the key, and a digest of the headers, which hold sizes and times of change.
+
+        Raise an IndexError if the sample's number is out of range.
+        """
         return f"{self.name(sample)}, headers {digest_of_number(int(self._columns['digest'][sample]))}"
 
 
 def _fault_of_members(data: mmap.mmap | bytes, sample: TarSample) -> str:
-    """Return what is wrong with the first member that cannot be decoded, or ""."""
+    """Return what is wrong with the first array among the members that is none or has an unusable dtype, or "".
+
+    Other members are not looked at.
+    """
     try:
         for suffix in sample.members:
             form_of_member(suffix, _bytes_of(data, sample, suffix))

@@ -45,13 +45,14 @@ class DiskCache:
         self._is_ready = False
 
     def has(self, key: str) -> bool:
-        """Return whether there is such an entry."""
+        """Return whether there is a finished entry of this key."""
         return self._entry(key).exists()
 
     def find(self, key: str) -> int | None:
         """Return a descriptor of the entry, or None if there is none; the entry counts as used now.
 
-        It may be evicted while it is open: then reads give no bytes, unless its key ends in `MAPPED`.
+        It may be evicted while it is open: then reads give no bytes, unless its key ends in `MAPPED`. Raise a
+        MachineError if a link or the like is in its place, and an OSError if it cannot be opened.
         """
         try:
             handle = open_own(self._entry(key), os.O_RDONLY)
@@ -64,7 +65,8 @@ class DiskCache:
     def hold(self, key: str) -> tuple[int, Path] | None:
         """Return a descriptor of the entry, and its path, or None if there is no such entry.
 
-        The entry is not evicted until the descriptor is closed.
+        The entry is not evicted until the descriptor is closed. Return None as well if it was evicted just now; errors
+        are those of `find`.
         """
         handle = self.find(key)
         if handle is None:
@@ -78,7 +80,10 @@ class DiskCache:
         return None
 
     def lead(self, what: str) -> int | None:
-        """Return a descriptor that locks `what` until it is closed, or None if another process has the lock."""
+        """Return a descriptor that locks `what` until it is closed, or None if another process has the lock.
+
+        Raise a ReadError if the folder cannot be used, and a MachineError if a link or the like is in the lock's place.
+        """
         self._prepare()
         path = self._underway / f"lead-{what}"
         handle = open_own(path, os.O_RDWR | os.O_CREAT)
@@ -90,10 +95,11 @@ class DiskCache:
         return None
 
     def make(self, key: str, nbytes: int, fill: Callable[[int], None], *, wait: bool = True) -> bool:
-        """Make sure that the entry exists: `fill` writes it into an open file of `nbytes` bytes.
+        """Make sure that the entry exists, and return True: `fill` writes it into an open file of `nbytes` bytes.
 
         If another process is making it, wait until it is done, or return False at once if not `wait`. Raise a ReadError
-        if there is no room or the folder cannot be used.
+        if there is no room or the folder cannot be used, and a MachineError if a link or the like is in a file's place.
+        What `fill` raises passes through, except that an OSError becomes a ReadError.
         """
         self._prepare()
         entry, underway = self._entry(key), self._underway / key
@@ -111,7 +117,10 @@ class DiskCache:
         return True
 
     def _fill(self, entry: Path, underway: Path, handle: int, nbytes: int, fill: Callable[[int], None]) -> None:
-        """Write the entry into the locked file and rename it; remove the file if anything fails."""
+        """Write the entry into the locked file and rename it, unless it exists; remove the file if anything fails.
+
+        Raise a ReadError if the cache is too small or an OSError occurs; other errors of `fill` pass through.
+        """
         try:
             if not entry.exists():
                 os.ftruncate(handle, 0)  # what a killed process wrote
@@ -131,7 +140,10 @@ class DiskCache:
         return self._entries / key[:2] / key
 
     def _prepare(self) -> None:
-        """Make the folders, and remove what killed processes left; once for each object."""
+        """Make the folders, and remove what killed processes left; once for each object.
+
+        Raise a ReadError if the folders cannot be made or this user may not write there.
+        """
         if self._is_ready:
             return
         try:
@@ -148,7 +160,10 @@ class DiskCache:
     # --- room ---
 
     def _reserve(self, handle: int, nbytes: int) -> None:
-        """Reserve room for `nbytes` on the disk and in the ledger; raise a ReadError if the cache is too small."""
+        """Reserve room for `nbytes` on the disk and in the ledger; raise a ReadError if the cache is too small.
+
+        Raise an OSError if the disk is full, and a MachineError if a link or the like is in the ledger's place.
+        """
         if nbytes > self.most_bytes:
             raise self.too_small(nbytes)
         with locked(self._ledger) as ledger:
@@ -164,7 +179,8 @@ class DiskCache:
     def _evict(self, nbytes: int) -> int:
         """Remove the least recently used entries until `nbytes` bytes fit; return the bytes that are left.
 
-        Entries that somebody holds stay. Raise a ReadError if what stays leaves too little room.
+        Entries that somebody holds stay; nothing is removed if there is room. Raise a ReadError if what stays leaves
+        too little room.
         """
         underway = self._sweep()
         entries = [entry for folder in self._entries.iterdir() for entry in stored_files(folder)]

@@ -50,9 +50,10 @@ class Objects:
         self._known: dict[str, tuple[Any, FileFacts]] = {}
 
     def found(self, url: str) -> list[str]:
-        """Return the sorted URLs of the objects that match a pattern or lie below a folder.
+        """Return the sorted URLs of the objects that match a pattern or lie below a folder; an empty list without any.
 
-        Raise a DataError if there are none because the bucket does not exist.
+        Raise a DataError if there are none because the bucket does not exist, or if the URL is unusable; a ReadError if
+        the store cannot be asked; and a SettingsError if its library is missing.
         """
         store = _store(url)
         names = self._retries.attempt(url, lambda: _find(store, url))
@@ -61,7 +62,11 @@ class Objects:
         return sorted(store.unstrip_protocol(name) for name in names if not name.endswith("/"))
 
     def _refuse_missing_bucket(self, store: Any, url: str) -> None:
-        """Raise a DataError if there is no such bucket: fsspec finds nothing in it, as it does for an empty folder."""
+        """Raise a DataError if there is no such bucket: fsspec finds nothing in it, as it does for an empty folder.
+
+        Nothing is refused in stores without buckets, or if the bucket's name is a pattern. Raise a ReadError if the
+        store cannot be asked.
+        """
         scheme, _, path = url.partition("://")
         bucket = path.partition("/")[0]
         if scheme.lower() not in _WITH_BUCKETS or any(letter in bucket for letter in "*?["):
@@ -75,14 +80,18 @@ class Objects:
             )
 
     def facts(self, url: str) -> FileFacts:
-        """Return the current size and version; raise a DataError if there is no such file."""
+        """Return the current size and version; raise a DataError if there is no such file.
+
+        Raise it too for a folder, a store that tells no size or an unusable URL, a ReadError if the store cannot be
+        asked, and a SettingsError if its library is missing.
+        """
         store = _store(url)
         return _facts(url, self._retries.attempt(url, lambda: _ask(store, url), absent=DataError))
 
     def fetch(self, url: str, facts: FileFacts, start: int, stop: int, *, patient: bool = True) -> bytes:
         """Return a range of this version's bytes; make only one attempt if not `patient`.
 
-        Raise a ReadError if the object has another version now, or cannot be read.
+        Raise a ReadError if the object is gone, has another version now, or cannot be read.
         """
 
         def ask() -> bytes:
@@ -97,7 +106,11 @@ class Objects:
         return self._retries.attempt(url, ask, patient=patient)
 
     def comes_in_ranges(self, url: str, facts: FileFacts) -> bool:
-        """Return whether the store serves ranges; raise a ReadError if it cannot be asked."""
+        """Return whether the store serves ranges; raise a ReadError if it cannot be asked.
+
+        Only HTTP servers are asked: all other stores do. Raise a ReadError as well if the object has another version
+        now.
+        """
         # A plain HTTP server may send the whole file, whatever range is asked for.
         if not url.startswith("http"):
             return True
@@ -114,7 +127,7 @@ class Objects:
     def bring(self, url: str, facts: FileFacts, into: BinaryIO) -> None:
         """Write all of this version into a file, for stores that serve no ranges.
 
-        Raise a ReadError if the object has another version now, or cannot be read.
+        Raise a ReadError if the object is gone, has another version now, or cannot be read.
         """
         store = _store(url)
 
@@ -128,7 +141,10 @@ class Objects:
         self._retries.attempt(url, ask)
 
     def _open(self, url: str, facts: FileFacts) -> Any:
-        """Return fsspec's open file; raise a ReadError if it has another version than `facts`."""
+        """Return fsspec's open file; raise a ReadError if it has another version than `facts`.
+
+        Raise an error of the store's library if there is no such object or the store fails.
+        """
         file, opened = self._known.get(url, (None, None))
         # One of another version may have been opened before the object was replaced, so it is opened again.
         if opened != facts:
@@ -140,14 +156,20 @@ class Objects:
         return file
 
     def _refuse_other(self, url: str, facts: FileFacts) -> None:
-        """Raise a ReadError if the object is no longer this version, unless each request already names the version."""
+        """Raise a ReadError if the object is no longer this version, unless each request already names the version.
+
+        Raise an error of the store's library if the object is gone or the store fails.
+        """
         # After the bytes were read: a check before would miss an object that is replaced in between.
         if not getattr(self._open(url, facts), "read_kw", {}).get("IfMatch"):
             _refuse(url, facts, _facts(url, _ask(_store(url), url)))
 
 
 def _find(store: Any, url: str) -> list[str]:
-    """Return the names below a folder, or that match a pattern; none if a store with buckets reports "not found"."""
+    """Return the names below a folder, or that match a pattern; none if a store with buckets reports "not found".
+
+    Raise a FileNotFoundError if another store reports that, or an error of the store's library if it fails.
+    """
     try:
         return list(store.find(url) if url.endswith("/") else store.glob(url))
     except FileNotFoundError:
@@ -158,7 +180,10 @@ def _find(store: Any, url: str) -> list[str]:
 
 
 def _has_bucket(store: Any, bucket: str) -> bool:
-    """Return whether there is a bucket of this name; one that we may not list counts as there."""
+    """Return whether there is a bucket of this name; one that we may not list counts as there.
+
+    Raise an error of the store's library if it does not answer.
+    """
     # s3fs's `exists` returns False if the store does not answer, and a store that is down would be a missing bucket.
     ask_s3 = getattr(store, "call_s3", None)
     try:
@@ -194,7 +219,10 @@ def _facts(url: str, info: dict[str, Any]) -> FileFacts:
 
 
 def _open_object(url: str) -> tuple[Any, FileFacts]:
-    """Return fsspec's file and its version; raise an error of the store's library if there is none."""
+    """Return fsspec's file and its version; raise an error of the store's library if there is none.
+
+    Raise a DataError for a folder, or if the store tells no size.
+    """
     store = _store(url)
     if not url.startswith("http"):
         file = store.open(url, "rb", cache_type="none")
@@ -204,7 +232,10 @@ def _open_object(url: str) -> tuple[Any, FileFacts]:
 
 
 def _ask(store: Any, url: str) -> dict[str, Any]:
-    """Return what the store reports about an object now, not what fsspec has cached."""
+    """Return what the store reports about an object now, not what fsspec has cached.
+
+    Raise an error of the store's library if there is none or the store fails.
+    """
     store.invalidate_cache()
     info: dict[str, Any] = store.info(url)
     return info

@@ -117,17 +117,24 @@ class RemoteFiles:
         self._ahead = FetchAhead(self._fetch_ahead, cache.bytes // BLOCK_BYTES // 4)
 
     def found(self, url: str) -> list[str]:
-        """Return the URLs of the files that a pattern or a folder stands for; raise a DataError if no such bucket."""
+        """Return the URLs of the files that a pattern or a folder stands for; raise a DataError if no such bucket.
+
+        Raise a ReadError if the store cannot be asked, and a SettingsError if its library is missing.
+        """
         return self._objects.found(url)
 
     def facts(self, url: str) -> FileFacts:
-        """Return the current size and version; raise a DataError if there is no such file."""
+        """Return the current size and version; raise a DataError if there is no such file.
+
+        Raise a ReadError if the store cannot be asked, and a SettingsError if its library is missing.
+        """
         return self._objects.facts(url)
 
     def read(self, url: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
         """Return exactly `nbytes` bytes of this version from `offset` on.
 
-        Raise a ReadError if the file is shorter, has changed or cannot be fetched, or if the cache is too small.
+        Raise a ReadError if the file is shorter, has changed or cannot be fetched, or if the cache is too small or its
+        folder cannot be used.
         """
         if offset + nbytes > facts.bytes:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{max(facts.bytes - offset, 0)} bytes", url)
@@ -169,7 +176,8 @@ class RemoteFiles:
     def _bring(self, block: _Block, *, patient: bool = True) -> None:
         """Fetch the block into the cache, or the whole file if its store serves no ranges.
 
-        Raise a ReadError if it cannot be fetched or the cache has no room for it.
+        If not `patient`, make only one attempt, and leave the block to another process that is making it. Raise a
+        ReadError if it cannot be fetched or the cache has no room for it.
         """
         if self._comes_whole(block):
             block = _whole_file(block.url, block.facts)
@@ -178,7 +186,11 @@ class RemoteFiles:
         )
 
     def _comes_whole(self, block: _Block) -> bool:
-        """Return whether the file has to be fetched whole; one that fits into a block always comes as that block."""
+        """Return whether the file has to be fetched whole, because its server serves no ranges.
+
+        Return False for a file that fits into a block, which always comes as that block. Raise a ReadError if the
+        server cannot be asked; its answer is remembered.
+        """
         if block.facts.bytes <= BLOCK_BYTES:
             return False
         server = block.url.partition("://")[2].partition("/")[0]
@@ -202,13 +214,16 @@ class RemoteFiles:
     # --- all of it ---
 
     def open(self, url: str, facts: FileFacts) -> BinaryIO:
-        """Open a file for reading and seeking; nothing is fetched before it is read."""
+        """Open a file for reading and seeking; nothing is fetched before it is read.
+
+        Reading raises a ReadError if the file has changed or cannot be fetched.
+        """
         return io.BufferedReader(_RemoteReader(self, url, facts), _READER_BYTES)
 
     def local(self, url: str, facts: FileFacts) -> LocalFile:
         """Return the whole file as a cache entry, which is not evicted until the caller closes it.
 
-        Raise a ReadError if it cannot be fetched or the cache has no room for it.
+        Raise a ReadError if it has changed or cannot be fetched, or the cache has no room for it.
         """
         whole = _whole_file(url, facts)
         waited = 0
@@ -227,7 +242,8 @@ class RemoteFiles:
     def looks_ahead(self, data_set: str) -> bool:
         """Return whether this process should expect more: it fetches ahead for the machine, and little is waiting.
 
-        One process of a machine does so for all that use the cache with this data set.
+        One process of a machine does so for all that use the cache with this data set. Raise a ReadError if the folder
+        of the cache cannot be used.
         """
         # What is fetched ahead may fill a quarter of the cache; the rest is for what is read now.
         waiting = self._ahead.waiting()
@@ -243,7 +259,10 @@ class RemoteFiles:
         return self._lead is not None
 
     def expect(self, extents: Iterable[tuple[str, FileFacts, int, int]]) -> None:
-        """Begin to fetch the blocks of these extents (URL, version, offset, size), which will be read soon."""
+        """Begin to fetch the blocks of these extents (URL, version, offset, size), which will be read soon.
+
+        Blocks known to be in the cache are skipped. Nothing is fetched if the cache is too small for fetching ahead.
+        """
         self._expect(block for extent in extents for block in _blocks_of(*extent))
 
     def _expect(self, blocks: Iterable[_Block]) -> None:
@@ -251,7 +270,10 @@ class RemoteFiles:
         self._ahead.expect(block for block in dict.fromkeys(blocks) if block not in self._seen)
 
     def expect_whole(self, files: Iterable[tuple[str, FileFacts]]) -> None:
-        """Begin to fetch files that will soon be needed on the disk."""
+        """Begin to fetch files that will soon be needed on the disk, except those known to be in the cache.
+
+        Nothing is fetched if the cache is too small for fetching ahead.
+        """
         self._expect(_whole_file(url, facts) for url, facts in files)
 
     def _fetch_ahead(self, block: _Block) -> None:
@@ -295,7 +317,10 @@ class _RemoteReader(io.RawIOBase):
         return self._position
 
     def readinto(self, into: Buffer) -> int:
-        """Read the next bytes into a buffer, and return how many; raise a ReadError if they cannot be fetched."""
+        """Read the next bytes into a buffer, and return how many; raise a ReadError if they cannot be fetched.
+
+        At the end of the file, return 0.
+        """
         # In each new block, the following ones begin to be fetched: who reads a file in order will need them.
         view = memoryview(into).cast("B")
         nbytes = max(min(len(view), self._facts.bytes - self._position), 0)
@@ -328,7 +353,11 @@ class RemotePath:
         return RemotePath(posixpath.dirname(self._url), self._open_url)
 
     def open(self, encoding: str, errors: str = "strict", newline: str | None = None) -> io.TextIOWrapper:
-        """Open the file for reading as text."""
+        """Open the file for reading as text.
+
+        What `open_url` raises passes through, such as a DataError if it is absent. Reading raises a ReadError if the
+        file cannot be fetched.
+        """
         return io.TextIOWrapper(self._open_url(self._url), encoding, errors, newline)
 
 
@@ -372,12 +401,15 @@ class FetchAhead(Generic[T]):
         self._queue: SimpleQueue[T | None] = SimpleQueue()
 
     def waiting(self) -> list[T]:
-        """Return the keys that are expected and not fetched yet."""
+        """Return the keys that are queued or being fetched, in any order."""
         with self._lock:
             return list(self._underway)
 
     def expect(self, wanted: Iterable[T]) -> None:
-        """Queue keys that will be needed soon, except those queued or being fetched; start threads if needed."""
+        """Queue keys that will be needed soon, except those queued or being fetched; start threads if needed.
+
+        Do nothing if there are to be no threads. A fetch that fails is dropped.
+        """
         if not self._threads:
             return
         with self._lock:

@@ -70,7 +70,10 @@ class Retries:
 
 
 def _worded(url: str, error: Exception, attempts: int, absent: type[DataError]) -> DataError:
-    """Return the error that people read: `absent` for a missing file, otherwise a ReadError."""
+    """Return the error that people read: `absent` for a missing file, otherwise a ReadError.
+
+    It says whether the file has changed, was refused, or could not be read.
+    """
     where = without_credentials(url)
     if _is_absent(error):
         return absent(
@@ -97,7 +100,10 @@ def _worded(url: str, error: Exception, attempts: int, absent: type[DataError]) 
 
 
 def _underneath(url: str, error: Exception) -> Exception:
-    """Return the cause of an error over HTTP: fsspec calls everything absent there, whatever the server answered."""
+    """Return the cause of an error over HTTP that says "absent", if it has one, or else the error itself.
+
+    fsspec calls everything absent there, whatever the server answered.
+    """
     cause = error.__cause__
     if url.startswith("http") and isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
         return cause

@@ -29,12 +29,15 @@ _KEY_ID = re.compile(r"\b(AKIA|ASIA|GOOG)[A-Z0-9]{12,}\b")
 
 
 def is_url(path: str) -> bool:
-    """Return whether a path names a remote file."""
+    """Return whether a path names a remote file, that is begins with a scheme and "://"."""
     return "://" in path and _URL.match(path) is not None
 
 
 def joined(folder: str, name: str) -> str:
-    """Return the path of a file that is named relative to a folder, both local or both remote."""
+    """Return the path of a file that is named relative to a folder, both local or both remote.
+
+    A name that is an absolute path or a URL is returned as it is.
+    """
     if name.startswith("/") or is_url(name):
         return name
     # The same as posixpath.join, which takes four times as long; there may be a hundred thousand names.
@@ -44,7 +47,8 @@ def joined(folder: str, name: str) -> str:
 def refuse_unusable(url: str) -> None:
     """Raise a DataError if a URL can name no remote file.
 
-    That is so if it has credentials or a signature, names a file of this machine, has no host, or cannot be parsed.
+    That is so if it has credentials or a signature, names a file of this machine, lacks the host that HTTP needs, or
+    cannot be parsed.
     """
     try:
         parts = urlsplit(url)

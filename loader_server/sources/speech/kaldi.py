@@ -100,7 +100,8 @@ class KaldiSource(ListedSource):
     def fields(self) -> tuple[Field, ...]:
         """Return the field of audio, with time if all files have one rate; or the field of features.
 
-        Before indexing, the width of features is that of the first matrix that can be read.
+        Before indexing, the width of features is that of the first matrix that can be read; raise a DataError then if a
+        folder has no feats.scp, or a store cannot be asked.
         """
         about = self.indexed.about if hasattr(self, "indexed") else {}
         if not self._features:
@@ -110,20 +111,27 @@ class KaldiSource(ListedSource):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return a stamp of all tables, present or missing, and of every file that they name."""
+        """Return a stamp of all tables, present or missing, and of every file that they name.
+
+        Raise a DataError if a folder lacks the table of audio or features, or a ReadError if a store cannot be asked.
+        """
         # A file that is replaced may have another length, although no table has changed.
         named = chain.from_iterable(folder.named_files() for folder in self._all_folders())
         tables = (f"{path.rstrip('/')}/{table}" for path in self.settings.paths for table in TABLES)
         return self.files.stamp(chain(tables, map(self._below_root, named)))
 
     def _all_folders(self) -> tuple[KaldiFolder, ...]:
-        """Return all folders; raise a DataError if one lacks the table of audio or features."""
+        """Return all folders; raise a DataError if one lacks the table of audio or features.
+
+        Raise a ReadError if a store cannot be asked which tables there are.
+        """
         return tuple(KaldiFolder(self.files, path, features=self._features) for path in self.settings.paths)
 
     def survey(self) -> Inventory:
         """Join each folder's tables and count their rows.
 
-        Raise a DataError if there are no folders, if one lacks a table that is needed, or if only some have a `text`.
+        Raise a DataError if there are no folders, if one is named twice or lacks a table that is needed, if a table is
+        no readable text, or if only some folders have a `text`.
         """
         # The utterances of a folder that is named twice, perhaps by a link, would count twice.
         self.files.refuse_twice(path.rstrip("/") for path in self.settings.paths)
@@ -141,7 +149,10 @@ class KaldiSource(ListedSource):
         )
 
     def _first_columns(self) -> int:
-        """Return the width of the first features that can be read; 0 for vectors or without any."""
+        """Return the width of the first features that can be read; 0 for vectors or without any.
+
+        Raise a DataError if a folder has no feats.scp, or a ReadError if a store cannot be asked.
+        """
         find = self._finder(None)
         for path in self.settings.paths:
             with self.files.open(f"{path.rstrip('/')}/{FEATURES}") as file:
@@ -166,7 +177,7 @@ class KaldiSource(ListedSource):
     def probe(self, piece: KaldiPiece) -> Found:
         """Read the header of every audio file or matrix that these rows name.
 
-        Return the good rows' columns and the bad rows.
+        Return the good rows' columns and the bad rows; raise a ReadError if a remote file cannot be fetched.
         """
         find = self._finder(piece.columns)
         where = self._where(piece.folder, piece.tables[0])
@@ -185,7 +196,8 @@ class KaldiSource(ListedSource):
     ) -> Callable[[KaldiUtterance, tuple[str, int]], AudioStretch | ArchivePlace | BadRow]:
         """Return a function that finds the stretch or matrix of an utterance, or a BadRow.
 
-        Features of another width than `columns` are bad; None allows any.
+        Features of another width than `columns` are bad; None allows any. The function raises a ReadError if a remote
+        file cannot be fetched.
         """
         if not self._features:
             headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
@@ -228,7 +240,7 @@ class KaldiSource(ListedSource):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a table has changed since it was made."""
+        """Take the index; raise a DataError if a table is gone or has changed since it was made."""
         super().open(indexed)
         if self._features:
             self._recordings = ArchivedFeatures(self.files, indexed.numbers, self._path, indexed.about["columns"])
@@ -245,17 +257,20 @@ class KaldiSource(ListedSource):
         return tuple(np.flatnonzero(np.diff(self.indexed.numbers["folder"], prepend=-1)).tolist())
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the audio with its rate, or the features, and the text and speaker as strings."""
+        """Return the audio with its rate, or the features, and the text and speaker as strings.
+
+        Raise a SampleError if audio cannot be decoded, or a ReadError if a file turns out not to be the indexed one.
+        """
         if not self._features:
             return super().decode(sample, raw)
         return self.values_beside_audio(sample) | {"features": self._recordings.decode(sample, raw)}
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
-        """Return the samples as columns if that pays; always None for features."""
+        """Return the samples as columns if that pays, or None; always None for features. Raise what `decode` raises."""
         return None if self._features else super().decode_all(samples, raw)
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the table whose lines are rows, and the sample's line in it."""
+        """Return the table whose lines are rows, and the sample's line in it, counted from 1."""
         folder = int(self.indexed.numbers["folder"][sample])
         return self._where(folder, self.indexed.about["first"][folder]), int(self.indexed.numbers["line"][sample])
 

@@ -51,7 +51,10 @@ class ArkHeader:
 
 
 def ark_header(raw: bytes) -> ArkHeader | None:
-    """Return the header that these bytes begin with; None if it is not one of the binary kinds."""
+    """Return the header that these bytes begin with.
+
+    Return None if it is not one of the binary kinds, is cut, or has a negative size or one not stored in 4 bytes.
+    """
     token, found, _ = raw[:6].partition(b" ")
     kind = token[2:].decode("ascii", "replace")
     if not raw.startswith(b"\0B") or not found or kind not in KINDS:
@@ -79,7 +82,10 @@ def _plain(raw: bytes, begin: int, kind: str) -> tuple[int, int, int]:
 
 
 def _compressed(raw: bytes, begin: int) -> tuple[int, int, int]:
-    """Return rows, columns and header size of a compressed matrix; raise a ValueError if a size is negative."""
+    """Return rows, columns and header size of a compressed matrix.
+
+    Raise a ValueError if a size is negative, a struct.error if the header is cut.
+    """
     _, _, rows, columns = _COMPRESSED.unpack_from(raw, begin)
     if min(rows, columns) < 0:
         raise ValueError(rows)
@@ -87,7 +93,10 @@ def _compressed(raw: bytes, begin: int) -> tuple[int, int, int]:
 
 
 def ark_values(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
-    """Return the numbers of a matrix or vector, given all of its bytes."""
+    """Return the numbers of a matrix or vector, given all of its bytes.
+
+    Raise a ValueError if their number does not fit.
+    """
     if header.kind.startswith("C"):
         return _decompressed(raw, header)
     dtype = np.dtype("<f4" if _NUMBER_BYTES[header.kind] == 4 else "<f8")

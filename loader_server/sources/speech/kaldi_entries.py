@@ -101,7 +101,10 @@ def _utterance(joined: JoinedLine, first: str, tables: Collection[str]) -> Kaldi
 
 
 def _entry(joined: JoinedLine, table: str, reason: str, of: str, *, empty: bool = False) -> str:
-    """Return the line's entry in another table; raise _Unusable if it is missing, or empty unless `empty`."""
+    """Return the line's entry in another table; raise _Unusable if it is missing, or empty unless `empty`.
+
+    Raise a UnicodeDecodeError if it is not UTF-8.
+    """
     words = words_of(joined.others.get(table, b""))
     if len(words) < 1 + (not empty):
         raise _Unusable(reason, f"expected a line {of} in {table}, got none")
@@ -109,7 +112,10 @@ def _entry(joined: JoinedLine, table: str, reason: str, of: str, *, empty: bool 
 
 
 def _path(entry: str, where: str) -> str:
-    """Return the file that an entry names; raise _Unusable if it is a command or has a zero byte."""
+    """Return the entry as the name of a file.
+
+    Raise _Unusable if it is a command, standard input ("-") or has a zero byte.
+    """
     # Kaldi pipes such entries through a shell, and "-" is its standard input. Running them would mean to run
     # whatever a data folder says.
     if entry.endswith("|") or entry.startswith("|") or entry == "-":
@@ -123,7 +129,7 @@ def _path(entry: str, where: str) -> str:
 def _place(entry: str) -> tuple[str, int, tuple[int, int]]:
     """Return archive, offset and rows of an entry of feats.scp; the offset is 0 in a file of its own.
 
-    Raise _Unusable if the offset or the range of rows is no sensible number.
+    Raise _Unusable if the offset has too many digits, or the range is not rows from low to high.
     """
     rows = ALL_ROWS
     if ranged := _RANGE.fullmatch(entry):

@@ -74,7 +74,8 @@ class ArchiveHeaders:
         """Return the place of a row's features, or a BadRow at `where`, its table and line.
 
         The row is bad if the archive is missing, if no matrix of floats begins at `offset` or it is cut short or empty,
-        or if `rows` lie outside of it. Raise a ReadError if a remote archive's bytes cannot be fetched.
+        or if `rows` begin outside of it or overrun it by more than three, which are cut off. Raise a ReadError if a
+        remote archive's bytes cannot be fetched, and an OSError if a local one cannot be read.
         """
         try:
             archive, content = self._known.get(path) or self._known.setdefault(path, self._look_at(path))
@@ -99,7 +100,10 @@ class ArchiveHeaders:
         return ArchivePlace(archive, content, offset, header, first, min(last + 1, header.rows) - first)
 
     def _look_at(self, path: str) -> tuple[FileFacts, int]:
-        """Return an archive's size and version, and the number of its digest (0 if it is remote)."""
+        """Return an archive's size and version, and the number of its digest (0 if it is remote).
+
+        Raise a DataError if it is missing, or a ReadError if its store cannot be asked.
+        """
         facts = self._files.facts(path)
         if is_url(path):
             return facts, 0
@@ -145,7 +149,8 @@ class ArchivedFeatures:
     def read(self, sample: int) -> bytes:
         """Return the bytes of the sample's whole matrix or vector.
 
-        Raise a ReadError if its archive is no longer the indexed one, or a remote one cannot be read.
+        Raise a ReadError if its archive is no longer the indexed one, or a remote one cannot be read; a DataError if a
+        local one is gone; an OSError if the disk fails.
         """
         path, place = self._path_of(sample), self._place(sample)
         if is_url(path):
@@ -167,7 +172,7 @@ class ArchivedFeatures:
         )
 
     def indexed_files(self) -> IndexedFiles:
-        """Return the archives, each at least once."""
+        """Return the archives, each at least once; remote ones have an empty path."""
         firsts = self._firsts()
 
         def file_at(number: int) -> tuple[str, int]:
@@ -177,7 +182,7 @@ class ArchivedFeatures:
         return IndexedFiles(len(firsts), file_at)
 
     def look_for_changes(self, time_s: float) -> None:
-        """Raise a ReadError for a local archive that changed since indexing.
+        """Raise a ReadError for a local archive that changed since indexing, or a DataError for one that is gone.
 
         Each is looked at once, and as many as `time_s` allows.
         """

@@ -53,7 +53,8 @@ class KaldiFolder:
     """One folder, by its path or URL in the job file.
 
     `tables` are the tables that it has, first the one whose lines are rows. `join` opens them, `close` closes them.
-    Raise a DataError if the table of audio or features is missing.
+    Raise a DataError if the table of audio or features is missing. Raise a ReadError if a store cannot be asked which
+    tables there are.
     """
 
     def __init__(self, files: Files, path: str, *, features: bool) -> None:
@@ -79,7 +80,10 @@ class KaldiFolder:
         return f"{self.path}/{name}"
 
     def join(self) -> int:
-        """Open the tables, match their lines by key, and return how many rows there are."""
+        """Open the tables, match their lines by key, and return how many rows there are.
+
+        Raise a ReadError if a remote table cannot be fetched.
+        """
         self._open = {name: KaldiTable(self._files.keep_local(self._table(name))) for name in self.tables}
         first = self._open[self.tables[0]]
         for name in self.tables[1:]:
@@ -93,6 +97,7 @@ class KaldiFolder:
         """Yield the files that the table of audio or features names, for the stamp.
 
         Entries are given as written, commands too, without places in archives; a repeated neighbour is given once.
+        Raise a DataError if something other than a file is in the table's place.
         """
         before = ""
         needed = FEATURES if FEATURES in self.tables else RECORDINGS
@@ -105,7 +110,7 @@ class KaldiFolder:
                 before = name
 
     def has_ranges(self) -> bool:
-        """Return whether any features are a range of a matrix."""
+        """Return whether any features are a range of a matrix; raise a DataError if feats.scp cannot be opened."""
         with self._files.open(self._table(FEATURES)) as table:
             return any(line.rstrip().endswith(b"]") for line in table)
 
@@ -176,12 +181,15 @@ class KaldiTable:
         return self._bytes[self._begins[number] : self._begins[number + 1]]
 
     def words(self, place: int) -> NDArray[np.uint64]:
-        """Return the hash of each line's word at `place`, for `find` of another table."""
+        """Return the hash of each line's word at `place`, for `find` of another table.
+
+        A missing word counts as empty.
+        """
         hashes = (_hash(self.line(number), place) for number in range(len(self)))
         return np.array(array("Q", hashes), np.uint64) if place else self.keys
 
     def find(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return for each hash the first line with that key; -1 if there is none."""
+        """Return for each hash the number of the first line with that key, from 0; -1 if there is none."""
         if not len(self):
             return np.full(len(words), -1)
         # A hash above all keys is placed after the last one: compare it with the last, from which it differs.

@@ -82,11 +82,18 @@ class LhotseSource(ListedSource):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return a stamp of the manifests, and of every file that they name."""
+        """Return a stamp of the manifests, and of every file that they name.
+
+        Raise a DataError if a manifest is missing, has another suffix or is a damaged gzip file, or a store cannot be
+        asked.
+        """
         return self.files.stamp(self._named_files())
 
     def _named_files(self) -> Iterator[str]:
-        """Yield the manifests, and the files of usable cuts; a repeated neighbour is given once."""
+        """Yield the manifests, and the files of usable cuts; a repeated neighbour is given once.
+
+        Raise a DataError if a manifest is missing, has another suffix, or is a damaged gzip file.
+        """
         yield from self.settings.paths
         before = ""
         for _, _, line, supervision in self._rows():
@@ -100,7 +107,11 @@ class LhotseSource(ListedSource):
             before = path
 
     def survey(self) -> Inventory:
-        """Count the cuts, or their supervisions; raise a DataError if there are no manifests."""
+        """Count the cuts, or their supervisions.
+
+        Raise a DataError if there are no manifests, or if one is named twice, is missing, has another suffix, is no
+        text, or is a damaged gzip file.
+        """
         if not self.settings.paths:
             raise DataError(
                 expected="at least one manifest",
@@ -114,14 +125,17 @@ class LhotseSource(ListedSource):
         return Inventory(total=sum(1 for _ in self._rows()), pieces=self._pieces, origin=origin)
 
     def _pieces(self, rows: int) -> Iterator[CutPiece]:
-        """Yield all rows in pieces of at most `rows` rows."""
+        """Yield all rows in pieces of at most `rows` rows; raise a DataError if a manifest cannot be read."""
         start, left = 0, self._rows()
         while some := tuple(islice(left, rows)):
             yield CutPiece(start, some)
             start += len(some)
 
     def _rows(self) -> Iterator[tuple[int, int, bytes, int]]:
-        """Yield manifest, line number, line and supervision of each row."""
+        """Yield manifest, line number, line and supervision of each row.
+
+        Raise a DataError if a manifest cannot be read.
+        """
         for number, path in enumerate(self.settings.paths):
             for place, line in _lines(path, self.files):
                 if self.settings.sample == "cut":
@@ -132,7 +146,7 @@ class LhotseSource(ListedSource):
     def probe(self, piece: CutPiece) -> Found:
         """Read the headers of the recordings that these cuts are from.
 
-        Return the good rows' columns and the bad rows.
+        Return the good rows' columns and the bad rows; raise a ReadError if a remote file cannot be fetched.
         """
         good, bad = dict[int, tuple[int, int, CutSample, AudioStretch]](), dict[int, BadRow]()
         headers = Headers(self.files, largest=self.of_job.largest_indexed)
@@ -163,7 +177,10 @@ class LhotseSource(ListedSource):
         )
 
     def _audio(self, cut: CutSample, headers: Headers, where: tuple[str, int]) -> AudioStretch | BadRow:
-        """Return the stretch of a cut's recording, or a BadRow if its file or its rate does not fit."""
+        """Return the stretch of a cut's recording, or a BadRow if its file or its rate does not fit.
+
+        Raise a ReadError if a remote file cannot be fetched.
+        """
         audio = headers.find(self._from_base(cut.path), cut.stretch, where)
         # Another rate means another file than the manifest was made of: its seconds may be of another recording.
         if isinstance(audio, BadRow) or audio.header.rate == cut.rate:

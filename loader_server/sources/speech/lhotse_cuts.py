@@ -64,7 +64,8 @@ def samples_in(line: bytes) -> int:
 def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED) -> CutSample:
     """Return the sample of a cut, or of one of its supervisions.
 
-    `channel` chooses a channel of a cut that has several. Raise an UnusableCut if it cannot be read here.
+    `channel` chooses a channel of a cut that has several. Raise an UnusableCut if it cannot be read here, or the line
+    is no cut as Lhotse writes it.
     """
     try:
         cut = json.loads(line)
@@ -88,7 +89,10 @@ def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED) -> CutSam
 
 
 def _refuse_other_types(cut: dict[str, Any]) -> None:
-    """Raise an UnusableCut for anything but a MonoCut or MultiCut."""
+    """Raise an UnusableCut for anything but a MonoCut or MultiCut.
+
+    Raise a KeyError for a line that belongs to none of Lhotse's manifests.
+    """
     kind = cut.get("type") or _manifest_of(cut)
     if kind not in ("MonoCut", "MultiCut"):
         remedy = _REMEDIES.get(kind, "write cuts of recordings, with CutSet.from_manifests(…)")
@@ -96,7 +100,10 @@ def _refuse_other_types(cut: dict[str, Any]) -> None:
 
 
 def _choose(cut: dict[str, Any], channel: int) -> None:
-    """Reduce a cut of several channels to `channel`; raise an UnusableCut if it lacks that channel."""
+    """Reduce a cut of several channels to `channel`, in place; raise an UnusableCut if it lacks that channel.
+
+    A cut of a single channel stays as it is, and so does any if `channel` is AVERAGED.
+    """
     if channel != AVERAGED and isinstance(several := cut["channel"], list):
         if channel not in several:
             raise UnusableCut("wrong_channel", f"expected a cut that has channel {channel}, got one of {several}")
@@ -116,7 +123,7 @@ def _manifest_of(line: dict[str, Any]) -> str:
 
 
 def _supervised(cut: dict[str, Any], number: int) -> CutSample:
-    """Return the sample of one supervision; raise an UnusableCut if the cut has none.
+    """Return the sample of one supervision; raise an UnusableCut if the cut has none, or as `_sample` does.
 
     A supervision may begin before the cut and end after it: its part within the cut counts.
     """
@@ -134,7 +141,8 @@ def _sample(
 ) -> CutSample:
     """Return the sample of a part of a cut, given as begin and duration in seconds within the cut.
 
-    Raise an UnusableCut if the cut has no recording, or one with transforms or channels that cannot be used.
+    Raise an UnusableCut if the cut has no recording, or one with transforms, channels or a source that cannot be used;
+    a ValueError if its times are not finite, its path has a zero byte, or its text cannot be UTF-8.
     """
     recording = cut.get("recording")
     if recording is None:
@@ -159,7 +167,7 @@ def _file(sources: Iterable[dict[str, Any]], asked: int | list[int]) -> tuple[st
     """Return the recording's file that has these channels, and which of its channels to take.
 
     A single channel may be one of several in its file; several have to be all of a file, which are averaged. Raise an
-    UnusableCut if no file has them, or if the source is not a file.
+    UnusableCut if no file has them, or if the source is not a file; a ValueError if its path has a zero byte.
     """
     for source in sources:
         if (set(asked) == set(source["channels"])) if isinstance(asked, list) else (asked in source["channels"]):

@@ -88,7 +88,7 @@ def object_of(line: bytes) -> dict[str, Any]:
 def objects_of(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """Parse lines that are known to hold one object each, all at once as a JSON array.
 
-    Raise a ValueError if the number of objects is not that of the lines.
+    Raise a ValueError if the lines are no JSON in UTF-8, or the number of values is not that of the lines.
     """
     # One call of the parser for a batch takes 5.6 µs a sample, one for each line 12.7.
     objects: list[dict[str, Any]] = _DECODE((b"[" + b",".join(lines) + b"]").decode())
@@ -142,17 +142,28 @@ def fields_of(kinds: Mapping[str, str]) -> tuple[Field, ...]:
 
 
 def values_of_kinds(row: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, _Value]:
-    """Return the values of a sample by key; raise UnusableValueError if one is missing or of another kind."""
+    """Return the values of a sample by key; raise UnusableValueError if one is missing, null or of another kind.
+
+    Raise it too if a number does not fit its dtype, or a text has half a surrogate pair.
+    """
     return {key: _value(key, row, kind) for key, kind in kinds.items()}
 
 
 def columns_of_kinds(objects: Sequence[Mapping[str, Any]], kinds: Mapping[str, str]) -> Columns:
-    """Return one column for each key, from objects that indexing has found usable."""
+    """Return one column for each key, from objects that indexing has found usable.
+
+    For others, raise a KeyError for a missing key, or an OverflowError, TypeError or ValueError for a value that does
+    not fit.
+    """
     return {key: _column([row[key] for row in objects], kind) for key, kind in kinds.items()}
 
 
 def _column(values: list[Any], kind: str) -> Column:
-    """Return one key's values as a list of texts, an array of numbers, or ragged rows."""
+    """Return one key's values as a list of texts, an array of numbers, or ragged rows.
+
+    Raise an OverflowError for an integer that the dtype cannot hold, and a TypeError or ValueError for a value of
+    another kind.
+    """
     if kind == "text":
         return values
     dtype = np.dtype(kind.removesuffix(_LIST))
@@ -160,7 +171,10 @@ def _column(values: list[Any], kind: str) -> Column:
 
 
 def _value(key: str, row: Mapping[str, Any], kind: str) -> _Value:
-    """Return one value as text, number or array; raise UnusableValueError if it is missing or of another kind."""
+    """Return one value as text, number or array; raise UnusableValueError if it is missing, null or of another kind.
+
+    Raise it too if a number does not fit its dtype, or a text has half a surrogate pair.
+    """
     value = row.get(key)
     if value is None:
         reason, got = ("null", "null") if key in row else ("missing_key", "no such key")

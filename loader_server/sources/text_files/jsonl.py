@@ -76,7 +76,11 @@ class JsonLinesSource(LineSource):
 
     @property
     def _kinds(self) -> Mapping[str, str]:
-        """The kind of each key's value: from the index once it is open, else from settings or first rows."""
+        """Return the kind of each key's value: from the index once it is open, else from settings or first rows.
+
+        It is empty if the first rows have no usable key. Raise a DataError if rows are needed, but there is no file or
+        one cannot be opened or read.
+        """
         if hasattr(self, "indexed"):
             kinds: Mapping[str, str] = self.indexed.about["keys"]
             return kinds
@@ -86,36 +90,57 @@ class JsonLinesSource(LineSource):
         return self._kinds_found
 
     def _first_lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines of all files from the beginning, each with its number in its file, from 1."""
+        """Yield the lines of all files from the beginning, each with its number in its file, from 1.
+
+        Raise a DataError if there is no file, one is named twice or cannot be opened, and a ReadError if one ends early
+        or cannot be fetched.
+        """
         for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
             lines = self._lines_between(piece.path, piece.start, piece.stop)
             yield from ((piece.line + number, lines.line(number)) for number in range(len(lines.starts)))
 
     def _objects(self) -> Iterator[dict[str, Any]]:
-        """Yield the objects of all lines that hold one."""
+        """Yield the objects of all lines that hold one.
+
+        Raise a DataError if there is no file, one is named twice or cannot be opened, and a ReadError if one ends early
+        or cannot be fetched.
+        """
         for _, line in self._first_lines():
             with contextlib.suppress(UnusableValueError):
                 yield object_of(line)
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The fields of numbers and lists; texts become numbers in a transform."""
+        """Return the fields of numbers and lists; texts become numbers in a transform.
+
+        Before there is an index, raise a DataError if the first rows are needed and cannot be read.
+        """
         return fields_of(self._kinds)
 
     @property
     def text_keys(self) -> Sequence[str]:  # type: ignore[override]
-        """The keys of kind `text`."""
+        """Return the keys of kind `text`.
+
+        Before there is an index, raise a DataError if the first rows are needed and cannot be read.
+        """
         return [key for key, kind in self._kinds.items() if kind == "text"]
 
     @property
     def _measured_keys(self) -> tuple[str, ...]:
-        """The keys whose values have a length."""
+        """Return the keys whose values have a length: of texts and lists.
+
+        Before there is an index, raise a DataError if the first rows are needed and cannot be read.
+        """
         return tuple(key for key, kind in self._kinds.items() if has_length(kind))
 
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
-        """Count the lines, and find the keys; raise a DataError if the first rows have none that can be used."""
+        """Count the lines, and find the keys; raise a DataError if the first rows have none that can be used.
+
+        Raise it too if there is no file, or one is named twice, is absent or is no text, and a ReadError if one cannot
+        be fetched.
+        """
         inventory = super().survey()
         if not self._kinds:
             raise DataError(
@@ -127,7 +152,10 @@ class JsonLinesSource(LineSource):
         return replace(inventory, about={"keys": dict(self._kinds)})
 
     def _first_fault(self) -> str:
-        """Return what is wrong with the first line that is no object, in parentheses, or ""."""
+        """Return what is wrong with the first line that is no object, in parentheses, or "".
+
+        Raise a DataError if a file cannot be opened or read.
+        """
         for number, line in self._first_lines():
             try:
                 object_of(line)
@@ -136,7 +164,10 @@ class JsonLinesSource(LineSource):
         return ""
 
     def probe(self, piece: LinePiece) -> Found:
-        """Parse and measure the objects of a piece; lines that cannot be used become bad rows."""
+        """Parse and measure the objects of a piece; lines that cannot be used become bad rows.
+
+        Raise a ReadError if the file ends before the piece does or cannot be fetched, and an OSError if the disk fails.
+        """
         lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
         good: dict[int, list[int]] = {}
         bad: dict[int, BadRow] = {}
@@ -159,7 +190,7 @@ class JsonLinesSource(LineSource):
         return values_of_kinds(object_of(line), self._kinds)
 
     def decoded_bytes(self, numbers: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDArray[np.int64] | None:
-        """Return the decoded size of samples with these columns, as the base class does.
+        """Return the decoded size of samples with these columns, as the base class does; None if no key has a length.
 
         Columns of lengths are named by the key's number here, because a key may have any name, so they are renamed
         first.
@@ -172,16 +203,20 @@ class JsonLinesSource(LineSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """The number of characters of each text and of items of each list, by key."""
+        """Return the number of characters of each text and of items of each list, by key."""
         return {key: self.indexed.numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the object's values by key; indexing has found the line usable."""
+        """Return the object's values by key; indexing has found the line usable.
+
+        Raise UnusableValueError for any other line.
+        """
         return self._values(raw)
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
         """Return the values of all objects as columns.
 
-        Nothing is checked again: indexing found each line usable, and its digest shows that it is unchanged.
+        Nothing is checked again: indexing found each line usable, and its digest shows that it is unchanged. For other
+        lines, raise a ValueError, KeyError, TypeError or OverflowError, or return other values than `decode` would.
         """
         return columns_of_kinds(objects_of(raw), self._kinds)

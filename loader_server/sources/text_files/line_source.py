@@ -65,21 +65,31 @@ class TextSource(Source):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """No fields: a text becomes numbers in a transform."""
+        """Return (): a text becomes numbers only in a transform."""
         return ()
 
     def _count(self, path: str) -> int:
-        """Return the number of lines of a file; raise a DataError if it is no text."""
+        """Return the number of lines of a file; raise a DataError if it is no text or cannot be opened.
+
+        Raise a ReadError if a remote file cannot be fetched.
+        """
         self.files.refuse_no_text(path)
         with self.files.open(path) as file:
             return count_lines(file)
 
     def _lines_between(self, path: str, start: int, stop: int) -> WholeLines:
-        """Read these bytes of a file, which are whole lines, and split them; raise a ReadError if it ends before."""
+        """Read these bytes of a file, which are whole lines, and split them; raise a ReadError if it ends before.
+
+        Raise it too if a remote file cannot be fetched, and an OSError if a local one cannot be read.
+        """
         return taken_apart(self.files.read(path, start, stop - start), begins_file=not start)
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a local file has another size, or a remote one another version."""
+        """Take the index; raise a DataError if a local file has another size, or a remote one another version.
+
+        Raise it as well if a file is gone or its store cannot be asked. Opening again with the same origin compares
+        nothing.
+        """
         # A process that measures lengths opens the source once for each piece; the files are checked only the first
         # time.
         if self._origin is not indexed.origin:
@@ -91,7 +101,10 @@ class TextSource(Source):
         self._columns = indexed.numbers
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """Return the texts under this key, read again block by block; None for another key or for remote files."""
+        """Return the texts under this key, read again block by block; None for another key or for remote files.
+
+        While they are read, raise a ReadError if they have changed or the disk fails.
+        """
         return texts_read(self, key) if key in self.text_keys and not self.files.are_remote else None
 
 
@@ -112,18 +125,27 @@ class LineSource(TextSource):
         return self.files.found(self.settings.paths, *self.suffixes)
 
     def stamp(self) -> str:
-        """Return a text that changes with any of the files."""
+        """Return a text that changes with any of the files.
+
+        Raise a DataError if `paths` gives no file or a file twice, and a ReadError if a store cannot be asked.
+        """
         return self.files.stamp(self._found_paths())
 
     def survey(self) -> Inventory:
-        """Count the lines of all files; raise a DataError for a file that is no text."""
+        """Count the lines of all files; raise a DataError for a file that is no text.
+
+        Raise it too if there is no file, or one is named twice or absent, and a ReadError if one cannot be fetched.
+        """
         paths = self._found_paths()
         origin = self.files.origin(paths)
         total = sum(map(self._count, paths))
         return Inventory(total=total, pieces=lambda rows: self._pieces(paths, rows), origin=origin)
 
     def _pieces(self, paths: Sequence[str], rows: int) -> Iterator[LinePiece]:
-        """Yield pieces of at most `rows` whole lines, file after file; raise a DataError if a file cannot be opened."""
+        """Yield pieces of at most `rows` whole lines, file after file; raise a DataError if a file cannot be opened.
+
+        Raise a ReadError if a remote file cannot be fetched.
+        """
         row = 0
         for number, path in enumerate(paths):
             line = 1
@@ -147,17 +169,23 @@ class LineSource(TextSource):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The first sample of each file that has samples."""
+        """Return the first sample of each file that has samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Start fetching the byte ranges of these lines, if their files are remote."""
+        """Start fetching the byte ranges of these lines, if their files are remote.
+
+        Raise a DataError if a file is gone when it is first looked at.
+        """
         if self.files.are_remote:
             files, offsets, sizes = (self._columns[name][samples].tolist() for name in ("file", "offset", "bytes"))
             self.files.expect(zip((self._paths[file] for file in files), offsets, sizes, strict=True))
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Yield the bytes of each line; raise a ReadError if they are not the indexed ones."""
+        """Yield the bytes of each line; raise a ReadError if they are not the indexed ones or cannot be fetched.
+
+        Raise an IndexError if a sample's number is out of range, and an OSError if the disk fails or a file is gone.
+        """
         known = self.all_checked(samples)
         files, offsets, sizes, digests = (
             self._columns[name][known].tolist() for name in ("file", "offset", "bytes", "digest")
@@ -170,11 +198,11 @@ class LineSource(TextSource):
             yield raw
 
     def name(self, sample: int) -> str:
-        """Return the file as the job file names it, and the line."""
+        """Return the file as the job file names it, and the line; raise an IndexError if `sample` is out of range."""
         return f"{self._paths[self._columns['file'][self.checked(sample)]]}:{self._columns['line'][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the file and the line."""
+        """Return the file, and the line's number in it, from 1."""
         return self._where(self._paths[self._columns["file"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
@@ -202,7 +230,10 @@ class LinesSource(LineSource):
     settings: LinesSettings
 
     def probe(self, piece: LinePiece) -> Found:
-        """Measure the lines of a piece; empty lines and those that are not UTF-8 become bad rows."""
+        """Measure the lines of a piece; empty lines and those that are not UTF-8 become bad rows.
+
+        Raise a ReadError if the file ends before the piece does or cannot be fetched, and an OSError if the disk fails.
+        """
         lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
         good = np.flatnonzero(lines.characters > 0)
         bad = {

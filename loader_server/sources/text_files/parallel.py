@@ -75,11 +75,14 @@ class ParallelSource(TextSource):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return a text that changes with any of the files."""
+        """Return a text that changes with any of the files; raise a ReadError if a store cannot be asked."""
         return self.files.stamp(self._names)
 
     def survey(self) -> Inventory:
-        """Count the lines; raise a DataError if the files do not have equally many, or one is no text."""
+        """Count the lines; raise a DataError if the files do not have equally many, or one is absent or no text.
+
+        Raise a ReadError if a file cannot be fetched.
+        """
         origin = self.files.origin(self._names)
         counts = dict(zip(self._places, map(self._count, self._names), strict=True))
         if len(set(counts.values())) > 1:
@@ -96,7 +99,7 @@ class ParallelSource(TextSource):
         """Yield pieces of the same whole lines of all files; raise a ReadError if a file has lost lines meanwhile.
 
         The first file decides how many lines a piece has; the others are cut after as many lines, wherever their bytes
-        end.
+        end. Raise a DataError if a file cannot be opened, and a ReadError if it cannot be fetched.
         """
         with contextlib.ExitStack() as opened:
             first, *others = [opened.enter_context(self.files.open(name)) for name in self._names]
@@ -111,7 +114,10 @@ class ParallelSource(TextSource):
                 row += lines
 
     def probe(self, piece: ParallelPiece) -> Found:
-        """Measure the lines of all files; a row with an empty or undecodable line becomes a bad row."""
+        """Measure the lines of all files; a row with an empty or undecodable line becomes a bad row.
+
+        Raise a ReadError if a file ends before the piece does or cannot be fetched, and an OSError if the disk fails.
+        """
         files = [self._lines_between(name, *span) for name, span in zip(self._names, piece.spans, strict=True)]
         usable = np.array([lines.characters > 0 for lines in files])
         good = np.flatnonzero(usable.all(axis=0))
@@ -137,11 +143,15 @@ class ParallelSource(TextSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """The number of characters of each line, by key."""
+        """Return the number of characters of each line, by key."""
         return {key: self._columns[f"characters_{place}"] for place, key in enumerate(self.text_keys)}
 
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
-        """Yield each sample's lines, joined by newlines; raise a ReadError if they are not the indexed ones."""
+        """Yield each sample's lines, joined by newlines; raise a ReadError if they are not the indexed ones.
+
+        Raise it too if they cannot be fetched, an IndexError if a sample's number is out of range, and an OSError if
+        the disk fails or a file is gone.
+        """
         known = self.all_checked(samples)
         columns = self._columns
         lines = [self.files.read_all(self._extents(file, known)) for file in range(len(self._names))]
@@ -156,7 +166,10 @@ class ParallelSource(TextSource):
             yield raw
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Start fetching the byte ranges of these lines in all files, if they are remote."""
+        """Start fetching the byte ranges of these lines in all files, if they are remote.
+
+        Raise a DataError if a file is gone when it is first looked at.
+        """
         if self.files.are_remote:
             self.files.expect(chain.from_iterable(self._extents(file, samples) for file in range(len(self._names))))
 
@@ -166,11 +179,11 @@ class ParallelSource(TextSource):
         return zip(repeat(self._names[file]), offsets, sizes)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the lines as strings, by key."""
+        """Return the lines as strings, by key; raise a ValueError if there are not as many lines as keys."""
         return dict(zip(self.text_keys, raw.decode().split("\n"), strict=True))
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
-        """Return one column of strings for each key; raise a ValueError if lines and samples do not match.
+        """Return one column of strings for each key; raise a ValueError unless each sample has a line for each key.
 
         All samples are decoded as one text and then split.
         """
@@ -180,11 +193,14 @@ class ParallelSource(TextSource):
         return {key: lines[place :: len(self.text_keys)] for place, key in enumerate(self.text_keys)}
 
     def name(self, sample: int) -> str:
-        """Return the files as the job file names them, and the line."""
+        """Return the files as the job file names them, and the line.
+
+        Raise an IndexError if `sample` is out of range.
+        """
         return f"{', '.join(self._names)}:{self._columns['line'][self.checked(sample)]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the first file, and the line."""
+        """Return the first file, and the line's number in each file, from 1."""
         return self._places[0], int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:

@@ -124,7 +124,7 @@ class WholeLines:
     characters: NDArray[np.int64]
 
     def line(self, number: int) -> bytes:
-        """Return the bytes of one line."""
+        """Return the bytes of the line with this number, from 0, without the end of the line."""
         return self.data[self.starts[number] : self.starts[number] + self.sizes[number]]
 
 
@@ -178,14 +178,14 @@ def _characters_or_less(line: bytes) -> int:
 
 
 def digests_of(lines: WholeLines, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the digest of each of the lines with these numbers."""
+    """Return the digest of each of the lines with these numbers, as a signed 64-bit integer."""
     data, starts = lines.data, lines.starts[numbers]
     places = zip(starts.tolist(), (starts + lines.sizes[numbers]).tolist(), strict=True)
     return np.array([signed_digest(data[start:stop]) for start, stop in places], np.int64)
 
 
 def unusable_line(where: str, line: int, content: bytes) -> BadRow:
-    """Return the bad row for a line that is empty or not UTF-8."""
+    """Return the bad row for a line that is not UTF-8, or else empty."""
     try:
         content.decode()
     except UnicodeDecodeError as error:

@@ -39,7 +39,10 @@ class DrawnRecordings:
 
     @cached_property
     def _source(self) -> Source:
-        """The source, opened with the first recording; SettingsError if its samples have no audio."""
+        """Return the source, opened with the first recording.
+
+        Raise SettingsError if its settings are wrong or its samples have no audio, DataError if it cannot be used.
+        """
         source = self._recordings.open(self._where)
         if all(field.key != "audio" for field in source.fields):
             raise SettingsError(
@@ -53,7 +56,8 @@ class DrawnRecordings:
     def draw(self, rng: np.random.Generator, rate: int) -> NDArray[np.float32]:
         """Draw a recording, at this rate. The array is shared with later calls: do not change it.
 
-        Raise SettingsError if the source has no recordings, SampleError if the sample drawn has no audio.
+        Raise SettingsError or DataError if the source cannot be used or has no recordings; SampleError if the sample
+        drawn has no audio or cannot be decoded; ReadError if it cannot be read.
         """
         number = int(rng.integers(self._source.samples))
         # Taken out and put back at the end, so that the first entry is always the least recently used.
@@ -68,7 +72,10 @@ class DrawnRecordings:
         return audio
 
     def _decoded(self, number: int, rate: int) -> NDArray[np.float32]:
-        """Read, decode and resample one recording; raise SampleError if it has no audio."""
+        """Read, decode and resample one recording.
+
+        Raise SampleError if it has no audio or cannot be decoded; ReadError if it cannot be read.
+        """
         (raw,) = read_patiently(self._source.read, [number], bool)
         sample = self._source.decode(number, raw)
         audio = sample.get("audio")

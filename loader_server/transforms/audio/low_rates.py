@@ -52,7 +52,10 @@ class ResamplingTransform(OfColumns):
 
 
 def low_rates(chain: Chain, rates: NDArray[np.int64]) -> Iterator[LowRate]:
-    """Yield the samples that a transform upsamples, if bands stay empty or if it makes none; lowest rate first."""
+    """Yield the samples that a transform upsamples, if bands stay empty or if it makes none; lowest rate first.
+
+    They are counted by rate, for one transform after another; samples of rate 0 do not count.
+    """
     own_rates, counts = np.unique(rates[rates > 0], return_counts=True)
     reached = own_rates.copy()
     for step in chain.steps:

@@ -82,7 +82,7 @@ class MelBands:
 
     @property
     def per_second(self) -> float:
-        """Number of frames a second."""
+        """Return the number of frames a second."""
         return self.rate / self._hop
 
     def length(self, lengths: Lengths) -> NDArray[np.int64]:
@@ -92,12 +92,18 @@ class MelBands:
         return np.where(samples > 0, 1 + spare // self._hop, 0)
 
     def empty_bands(self, highest_hz: float) -> tuple[int, int]:
-        """Return how many bands take in no frequency below `highest_hz`, and how many there are."""
+        """Return how many bands take in nothing below `highest_hz`, and how many bands there are.
+
+        Bands that take in nothing at all do not count among the first.
+        """
         used = np.isfinite(self._lowest_hz)
         return int((used & (self._lowest_hz >= highest_hz)).sum()), self._bands
 
     def energies(self, recordings: Sequence[Recording]) -> list[NDArray[np.float32]]:
-        """Return the band energies of each recording; they do not depend on the other recordings in the call."""
+        """Return the band energies of each recording, `[frames, bands]`; raise SampleError unless all are float32.
+
+        They do not depend on the other recordings in the call.
+        """
         made: list[NDArray[np.float32]] = []
         tapered = np.zeros((0, self._fft), np.float32)
         for together in self._blocks(self._pieces(recordings, made)):
@@ -110,7 +116,10 @@ class MelBands:
         return made
 
     def _padded(self, audio: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
-        """Return the audio at our rate, with the convention's padding on both sides, at least as long as a window."""
+        """Return the audio at our rate, with the convention's padding on both sides, at least as long as a window.
+
+        Empty audio stays empty. Raise SampleError unless it is float32.
+        """
         audio = np.ascontiguousarray(resampled(audio, rate, self.rate))
         if self._margin and len(audio):
             audio = np.pad(audio, self._margin, mode=self._convention.padding)  # type: ignore[call-overload]
@@ -119,7 +128,10 @@ class MelBands:
         return audio
 
     def _pieces(self, recordings: Iterable[Recording], made: list[NDArray[np.float32]]) -> Iterator[_Piece]:
-        """Yield the recordings' frames in pieces that are summed at once; append each recording's bands to `made`."""
+        """Yield the recordings' frames in pieces that are summed at once; append each recording's bands to `made`.
+
+        Raise SampleError unless they are float32.
+        """
         for audio in itertools.starmap(self._padded, recordings):
             made.append(bands := np.empty((self._frames_of(len(audio)), self._bands), np.float32))
             framed = self._framed(audio, len(bands))
@@ -129,7 +141,7 @@ class MelBands:
                 yield _Piece(framed[frames], None if emphasised is None else emphasised[frames], bands[frames])
 
     def _blocks(self, pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-        """Yield lists of pieces that are Fourier-transformed at once."""
+        """Yield lists of pieces that are Fourier-transformed at once: as many as fit, in their order."""
         together, frames = list[_Piece](), 0
         for piece in pieces:
             if frames + len(piece.bands) > self._most:
@@ -192,25 +204,32 @@ class MelTransform(ResamplingTransform):
         """Return a recording's features, from the energies of its bands, which may be overwritten."""
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Replace the audio by its features."""
+        """Replace the audio by its features; raise SampleError unless it is float32."""
         (energies,) = self._mel.energies([(sample["audio"], sample["audio_rate"])])
         sample["audio"] = self._features_of(energies)
 
     def on_columns(self, columns: Columns) -> None:
-        """Replace the audio of all samples by its features."""
+        """Replace the audio of all samples by its features.
+
+        Raise SampleError unless it is float32, or TypeError unless audio and rates are lists.
+        """
         # Together, so that short recordings share Fourier transforms: 171 instead of 215 µs a recording.
         recordings = list(zip(listed(columns, "audio"), listed(columns, "audio_rate"), strict=True))
         columns["audio"] = list(map(self._features_of, self._mel.energies(recordings)))
 
     def empty_bands(self, highest_hz: float) -> tuple[int, int]:
-        """Return how many bands take in no frequency below `highest_hz`, and how many there are."""
+        """Return how many bands take in nothing below `highest_hz`, and how many bands there are.
+
+        Bands that take in nothing at all do not count among the first.
+        """
         return self._mel.empty_bands(highest_hz)
 
 
 def logarithms(energies: NDArray[np.float32], convention: Convention, range_db: float) -> NDArray[np.float32]:
-    """Replace energies by their logarithms, in place.
+    """Return the energies replaced by their logarithms, in place; values below the convention's floor are raised to it.
 
-    With `range_db`, raise values further than that below the highest one; only conventions in decibels use it.
+    In decibels if the convention asks so. With `range_db`, raise values further than that below the highest one; only
+    conventions in decibels use it.
     """
     # Comparing takes a third of the time of clipping. `not >=` instead of `<`: with a NaN, both comparisons are false,
     # and the clipping must then run for the other values.

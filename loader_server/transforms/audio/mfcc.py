@@ -50,7 +50,7 @@ class Mfcc(MelTransform):
         self._cosines = _cosines(settings.bands, settings.coefficients, convention.lifter)
 
     def _features_of(self, energies: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the cepstral coefficients; the energies are overwritten."""
+        """Return the cepstral coefficients, `[frames, coefficients]`; the energies are overwritten."""
         return logarithms(energies, self._convention, self._convention.cepstral_range_db) @ self._cosines
 
 

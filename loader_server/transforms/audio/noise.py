@@ -46,7 +46,11 @@ class RecordedNoise:
         self._share = settings.share
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Mix noise into the audio, or leave it as it is, as drawn."""
+        """Mix noise into the audio, or leave it as it is, as drawn.
+
+        Raise SettingsError or DataError if the source of noises cannot be used, SampleError if the noise has no audio,
+        and ReadError if it cannot be read.
+        """
         if rng.random() >= self._share:
             return
         # The order of draws is part of the bytes: recording, part, ratio.

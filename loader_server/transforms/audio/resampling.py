@@ -22,14 +22,14 @@ soxr = library("soxr", extra="loader", use="which resamples audio")
 
 
 def resampled_length(samples: NDArray[np.int64], rate: NDArray[np.int64], new_rate: int) -> NDArray[np.int64]:
-    """Return how many samples `resampled` gives."""
+    """Return how many samples `resampled` gives, rounded up."""
     return np.asarray(-(-np.asarray(samples, np.int64) * new_rate // np.asarray(rate, np.int64)), np.int64)
 
 
 def resampled(audio: NDArray[np.float32], rate: int, new_rate: int) -> NDArray[np.float32]:
     """Return the audio at another rate, cut or padded by about a sample to the length that `resampled_length` gives.
 
-    Raise SampleError unless it is float32.
+    Return it as it is if the rates are equal or it is empty. Raise SampleError unless it is float32.
     """
     if audio.dtype != np.float32:
         # Whole numbers would be taken for audio 32 768 times as loud.

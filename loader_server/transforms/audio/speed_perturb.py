@@ -44,7 +44,10 @@ class SpeedPerturb:
         self.outputs = Outputs.of(lengths={"audio": self._longest})
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Resample as if the recording had another rate."""
+        """Resample as if the recording had another rate, by a factor that is drawn.
+
+        Raise SampleError unless it is float32.
+        """
         factor = self._factors[int(rng.integers(len(self._factors)))]
         sample["audio"] = resampled(sample["audio"], factor.numerator, factor.denominator)
 

@@ -56,7 +56,10 @@ class Waveform(ResamplingTransform):
         )
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Resample the audio, and convert it to int16 if `dtype` is so."""
+        """Resample the audio to `rate`, and convert it to int16 if `dtype` is so.
+
+        Raise SampleError unless it is float32.
+        """
         sample["audio"] = self._made(sample["audio"], sample["audio_rate"])
         sample["audio_rate"] = self.rate
 
@@ -65,7 +68,10 @@ class Waveform(ResamplingTransform):
         return 0, 0
 
     def on_columns(self, columns: Columns) -> None:
-        """Resample the audio of all samples, and convert it to int16 if `dtype` is so."""
+        """Resample the audio of all samples, and convert it to int16 if `dtype` is so.
+
+        Raise SampleError unless the audio is float32, or TypeError unless audio and rates are lists.
+        """
         made = list(map(self._made, listed(columns, "audio"), listed(columns, "audio_rate")))
         columns |= {"audio": made, "audio_rate": [self.rate] * len(made)}
 

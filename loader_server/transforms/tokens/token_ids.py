@@ -47,14 +47,17 @@ class TextEncoder(OfColumns):
         self._dtype = np.dtype(dtype)
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Replace the texts; raise SettingsError if the sample lacks a key."""
+        """Replace the text of each key by its ids as an array; raise SettingsError if the sample lacks a key."""
         for key, model in self._models:
             if key not in sample:
                 raise _lacking(key, sample)
             sample[key] = np.array(model.ids(sample[key]), self._dtype)
 
     def on_columns(self, columns: Columns) -> None:
-        """Replace the texts of all samples."""
+        """Replace the texts of all samples by their ids.
+
+        Raise TypeError unless they are a list, KeyError if a key is missing.
+        """
         for key, model in self._models:
             # A batch at a time, lines through sentencepiece take 10.0 µs a text instead of 16.5.
             columns[key] = ragged(model.ids_of_all(listed(columns, key)), self._dtype)

@@ -82,7 +82,7 @@ class _TokenizerModel:
 
 
 def _loaded(path: str) -> Any:
-    """Load a tokenizer, without its padding and truncation; raise SettingsError if the file is none."""
+    """Load a tokenizer, without its padding and truncation; raise SettingsError if the file is missing or none."""
     from tokenizers import Tokenizer  # an extra
 
     try:

@@ -74,7 +74,12 @@ class Answers:
         self._out = out
 
     def receive(self, worker: KnownWorker, pushed: m.Pushed, payload: object, now_s: float) -> None:
-        """Handle a pushed batch, in its slot already or in `payload`: accept, check, write, reject or drop it."""
+        """Handle a pushed batch, in its slot already or in `payload`: accept, check, write, reject or drop it.
+
+        Drop an answer to a ticket that is not open or was answered already, and a batch that is ready or not upcoming
+        any more. Reject a batch that is not the requested one, or that lacks its payload. Bytes in shared memory are
+        checked only with the setting `verify`; a payload is always written and checked.
+        """
         self._tickets.hear(worker, now_s)
         # The answer to a voided want may arrive after its slot was lent again: it names a ticket that the worker no
         # longer holds here, and is dropped before anything looks at the slot.
@@ -101,7 +106,10 @@ class Answers:
             self._out.append(i.Write(worker.connection_id, pushed, payload))
 
     def settle(self, worker: KnownWorker, header: m.Pushed, now_s: float, *, valid: bool) -> None:
-        """Accept or reject a batch whose bytes were written or checked; drop it if it is no longer needed."""
+        """Accept or reject a batch whose bytes were written or checked; drop it if it is no longer needed.
+
+        If its ticket is not open any more, only count it as stale.
+        """
         # During the check the worker may have been cut off, the reader may have moved elsewhere, or another worker's
         # batch may have arrived first.
         ask = worker.asks.get(header.ticket)
@@ -117,7 +125,7 @@ class Answers:
             self._reject(worker, header.ticket)
 
     def _drop(self, worker: KnownWorker, ticket: Ticket) -> None:
-        """Free the slot and ticket of a batch that is no longer needed."""
+        """Free the slot and ticket of a batch that is no longer needed, and count it as stale."""
         self.stale += 1
         self._tickets.free(worker, ticket)
 
@@ -143,7 +151,10 @@ class Answers:
         self._tickets.cancel(entry)
 
     def _count_rows(self, entry: Entry, header: m.Pushed) -> None:
-        """Count the batch's rows, and fail the feed if too many samples were bad."""
+        """Count the batch's rows, and fail the feed if too many samples were bad.
+
+        Do nothing for a batch that was counted before; there is no verdict while no row at all was bad.
+        """
         # This comes before the batch is offered: a consumer that got the epoch's last batch first would believe that
         # the epoch went well.
         if not entry.count_rows():
@@ -159,7 +170,12 @@ class Answers:
             self._out.append(i.Fail(error))
 
     def give_up(self, worker: KnownWorker, ticket: Ticket, now_s: float, unbuilt: m.Unbuilt | None = None) -> None:
-        """Free a ticket that brings no batch: its want was cancelled, or was not built for the reason in `unbuilt`."""
+        """Free a ticket that brings no batch: its want was cancelled, or was not built for the reason in `unbuilt`.
+
+        A ticket that is not open counts as a sign of life only. The reason decides whether the worker gets no more
+        wants, rests, is never asked for this batch again, or may be asked later; the fifth failure of machines at a
+        batch fails the feed.
+        """
         self._tickets.hear(worker, now_s)
         if ticket not in worker.asks:  # a refusal and a Cancel may cross
             return
@@ -173,7 +189,13 @@ class Answers:
             self._take_in(worker, entry, unbuilt, now_s)
 
     def _take_in(self, worker: KnownWorker, entry: Entry | None, unbuilt: m.Unbuilt, now_s: float) -> None:
-        """Act on the reason why a want was not built."""
+        """Act on the reason why a want was not built.
+
+        A worker that drains gets no more wants, a busy one rests for 0.25 s, and after "unknown" nothing changes here.
+        Failures of a machine make the batch wait, and the fifth of them fails the feed; with "exhausted" the batch is
+        also blamed. For any other reason this worker is never asked for the batch again. Nothing is noted for a batch
+        that is not upcoming any more (`entry` is None).
+        """
         # "draining", "busy" and "unknown" are temporary, and what is the machine's fault may pass: those leave the want
         # to be asked again. All other reasons hold for this worker for good: it would refuse again, and the want would
         # go round for ever.
@@ -196,7 +218,10 @@ class Answers:
                 entry.refuse(worker.incarnation, error_of(unbuilt, unbuilt.where))
 
     def reconcile(self, worker: KnownWorker, pong: m.Pong, now_s: float) -> None:
-        """Compare the worker's list of our tickets with ours: free those that it lacks, cancel those we do not know."""
+        """Compare the worker's list of our tickets with ours: free those that it lacks, cancel those we do not know.
+
+        Tickets that were sent after the ping, and those whose payload is being checked, are not freed.
+        """
         self._tickets.hear(worker, now_s)
         # A want, or its answer, may be lost with a connection that neither side saw end. One that was sent after the
         # ping may be missing because it is still on its way, so only older ones count as lost, and of these none whose
@@ -233,7 +258,10 @@ class BadRowLimit:
         return self._bad > 0
 
     def count(self, *, lap: int, good: int, bad: int, reasons: Iterable[tuple[str, int]], first: str) -> None:
-        """Count the rows of another batch of this lap; `first` names its first bad sample, if it has one."""
+        """Count the rows of another batch of this lap; `first` names its first bad sample, if it has one.
+
+        The first three different names, and the reasons of bad rows, are kept for the error.
+        """
         self._batches += 1
         self._rows += good + bad
         if not bad:
@@ -247,7 +275,9 @@ class BadRowLimit:
     def verdict(self, *, at_the_end: bool) -> DataError | None:
         """Return the error that stops the job if too many rows are bad, else None.
 
-        `at_the_end` says that the epoch has no more rows, so that a share of few rows is judged as well.
+        A limit that is a share is judged over all laps, once there are two batches with 100 rows together; a limit that
+        is a number of samples is judged for each lap by itself, at any time. `at_the_end` says that the epoch has no
+        more rows, so that a share of fewer rows, still of two batches, is judged as well.
         """
         # A share of few rows says little: with one bad sample in a first batch of sixteen, 6 % would be bad.
         if self._limit.samples is None:

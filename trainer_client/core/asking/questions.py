@@ -45,7 +45,10 @@ class Questions:
         self._asked.setdefault(question, now_s)
 
     def tick(self, connection_ids: Sequence[int], now_s: float) -> None:
-        """Send each due question to the next few of these workers, in turn."""
+        """Send each due question to the next three of these workers, in turn, or to all if they are fewer.
+
+        A question is due again 0.2 s later, also if there was no worker to send it to.
+        """
         for question, due_s in self._asked.items():
             if now_s < due_s:
                 continue

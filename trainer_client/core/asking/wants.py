@@ -6,7 +6,7 @@ Rules, each from an interleaving that failed without it:
 - Batches held by a silent worker are asked of others, nearest first. The back-off doubles each time.
 - The head always gets a slot: the furthest ready batch makes room, or else the reserve slot serves, by TCP.
 - An idle worker takes over wants that another one has not begun and will not begin soon.
-- At most one want in HEDGED_SHARE is hedged: asked of a second worker although the first one is well.
+- At most one want in WANTS_PER_HEDGE is hedged: asked of a second worker although the first one is well.
 - A verifier hedges nothing and is never urgent, because trainers go first.
 - Where batches are made whole, shard by shard, the worker that holds the shard is asked, without takeovers or hedges:
   another one would have to make the whole shard anew (see `ShardHolders`).
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["ShardHolders", "Wants"]
 
 #: At most one want in this many is hedged.
-HEDGED_SHARE = 20
+WANTS_PER_HEDGE = 20
 
 #: How many epochs' holders are remembered: the one being read, and those ahead of it.
 _EPOCHS_KEPT = 4
@@ -84,18 +84,25 @@ class Wants:
         self._retracting: set[int] = set()
 
     def somebody_can(self, refused: Mapping[int, StokerError]) -> bool:
-        """Return whether some live worker has not refused the batch with these refusals."""
+        """Return whether some worker has not refused the batch (`refused`), was heard lately and takes wants.
+
+        It may be busy at the moment.
+        """
         return any(worker.may_be_asked and worker.incarnation not in refused for worker in self._workers.values())
 
     def all_refuse(self, refused: Mapping[int, StokerError]) -> bool:
-        """Return whether every known worker has refused; False if none is known."""
+        """Return whether every known worker is among these refusals; False if no worker is known."""
         # Nobody known is no refusal: workers that are listed may not be connected yet.
         return bool(refused) and bool(self._workers) and self._workers.keys() <= refused.keys()
 
     # --- the sequence of batches ---
 
     def refocus(self) -> None:
-        """Cancel every open want, because the sequence was redirected to other batches."""
+        """Cancel every open want, because the sequence was redirected to other batches.
+
+        Batches that no worker was asked for, and those that are being taken back, are forgotten as well. The tickets
+        stay open until the workers answer.
+        """
         # The tickets stay open until the workers answer: one may be writing into its slot at this moment.
         for worker in self._workers.values():
             for ticket in worker.asks:
@@ -104,7 +111,11 @@ class Wants:
         self._retracting.clear()
 
     def take_back(self, seq: int, *, won: bool) -> None:
-        """Handle the outcome of a `TakeBack`: the batch was retracted (`won`), or the consumer was faster."""
+        """Handle the outcome of a `TakeBack`: the batch was retracted (`won`), or the consumer was faster.
+
+        Free the slot of a retracted batch that is still upcoming, and have it asked for again. Otherwise only note that
+        the outcome is known.
+        """
         # A consumer pops without waiting for us, so the outcome is known only afterwards. A retracted batch is asked
         # for again, or the sequence would have a gap.
         self._retracting.discard(seq)
@@ -120,8 +131,9 @@ class Wants:
     def decide(self, now_s: float) -> None:
         """Ask for the batches that no live worker has in hand, nearest first.
 
-        Before that a slow head is hedged (not by a verifier), after that idle workers take over wants of others.
-        Neither happens where batches are made whole.
+        A batch is asked for only if it lies within the prefetch and its back-off is over, while there are slots and
+        able workers. Before that a slow head is hedged (not by a verifier), after that idle workers take over wants of
+        others. Neither happens where batches are made whole.
         """
         if self._tickets.look_around:
             self._live = self._tickets.survey()
@@ -163,7 +175,10 @@ class Wants:
         return least_busy(self._live, entry, usual_s, now_s)
 
     def _rebalance(self, now_s: float) -> None:
-        """Let idle workers, fastest first, take over wants that others have not begun and will not begin soon."""
+        """Let idle workers, fastest first, take over wants that others have not begun and will not begin soon.
+
+        The donor is sent a Cancel. Stop as soon as there is no such want for a worker, or no free slot.
+        """
         # Without this, one worker holds the last batches of an epoch while fifteen are idle.
         donors = [worker for worker in self._workers.values() if len(worker.asks) > 1]
         idle = [worker for worker in self._live if not worker.asks and now_s >= worker.busy_until_s] if donors else []
@@ -214,7 +229,11 @@ class Wants:
     # --- slots for the head ---
 
     def _lend_slot_for(self, seq: int) -> Ticket | None:
-        """Lend a free slot; if there is none and `seq` is the head, make room. Return None if there is no slot."""
+        """Lend a free slot; if there is none and `seq` is the head, make room. Return None if there is no slot now.
+
+        To make room, order the furthest ready batch to be taken back and return None, because its slot is free only
+        later. Only if no batch is ready, lend the reserve slot, or that of a silent worker.
+        """
         # After a death gave the head back, prefetched batches may fill all slots, and no batch would be consumed any
         # more. One is taken back at a time: the consumer may be faster, and before we know the outcome the slot is not
         # ours to lend.
@@ -231,7 +250,10 @@ class Wants:
         return self._slots.lend_reserve() or self._reclaim_slot()
 
     def _reclaim_slot(self) -> Ticket | None:
-        """Void a ticket of a silent worker that answers by TCP, and lend its slot; return None if there is none."""
+        """Void a ticket of a silent worker that answers by TCP, and lend a free slot; return None if there is none.
+
+        The worker is sent a Cancel. A ticket whose batch is not needed any more is preferred, then the furthest batch.
+        """
         # Such a worker cannot write into the slot, and its late push will be stale. Without this, the head waits for
         # ever if silent workers hold all slots, the reserve included.
         candidates = [
@@ -253,13 +275,17 @@ class Wants:
         return entry is not None and not entry.ready
 
     def _hedge(self, now_s: float) -> None:
-        """Ask a second worker, once, for a head that takes three times as long as a usual answer."""
-        # At most one want in HEDGED_SHARE: if all workers are slow, hedging doubles the load that made them so.
+        """Ask a second worker, once, for a head that takes three times as long as a usual answer.
+
+        The head must also have waited for `hedge_floor_s`. Do nothing if it is ready, with no worker or hedged already,
+        if too many wants were hedged (at most one in WANTS_PER_HEDGE may be), or if there is no able worker or no slot.
+        """
+        # At most one want in WANTS_PER_HEDGE: if all workers are slow, hedging doubles the load that made them so.
         head = self._upcoming.head
         entry = self._upcoming.entries.get(head)
         if entry is None or entry.ready or entry.hedged or not entry.askers:
             return
-        if self.hedged * HEDGED_SHARE >= self.asked:
+        if self.hedged * WANTS_PER_HEDGE >= self.asked:
             return
         latest_s = max(self._workers[asker].asks[ticket].sent_s for asker, ticket in entry.askers.items())
         if now_s - latest_s < max(self._settings.hedge_floor_s, 3 * self._answers.usual_answer_s):
@@ -292,7 +318,11 @@ class ShardHolders:
         self._shared: dict[int, str] = {}
 
     def holder(self, entry: Entry, live: Sequence[KnownWorker], now_s: float) -> KnownWorker | None:
-        """Return the worker to ask for this batch; None if it is busy or holds it already, or if all refused it."""
+        """Return the worker to ask for this batch: the holder of its shard, or another that did not refuse the batch.
+
+        Another worker is chosen if the holder is gone or refused this batch. Return None if the chosen worker is busy
+        or holds a ticket for the batch already, or if no live worker is left that has not refused it.
+        """
         able = [worker for worker in live if worker.incarnation not in entry.refused]
         if not able:
             return None
@@ -323,7 +353,10 @@ class ShardHolders:
 
 
 def _shared_out(producers: int, live: Sequence[KnownWorker]) -> dict[int, str]:
-    """Return a worker's name for each shard: its rendezvous choice among workers that have room for more shards."""
+    """Return a worker's name for each shard: its rendezvous choice among workers that have room for more shards.
+
+    All workers get equal numbers of shards, rounded up. `live` must not be empty.
+    """
     # Rounded up, so that every shard finds a worker with room.
     share, counts = -(-producers // len(live)), {worker.name: 0 for worker in live}
     names = {}

@@ -75,7 +75,7 @@ class LeasedUpcoming(Upcoming):
         return self.head == self.end and not self._coming
 
     def extend(self, most: int) -> range:
-        """Add up to `most` of the leased batches; return their numbers."""
+        """Add up to `most` of the leased batches; return their numbers, an empty range if no leased batch is left."""
         first = self.end
         while self._coming and self.end - first < most:
             self.entries[self.end] = Entry(self._coming.popleft())
@@ -83,7 +83,7 @@ class LeasedUpcoming(Upcoming):
         return range(first, self.end)
 
     def pass_to(self, head: int) -> None:
-        """Move the head to this number: every batch before it was taken."""
+        """Move the head to this number: every batch before it was taken, and its lease waits to be settled."""
         for seq in range(self.head, head):
             lease = self.entries[seq].batch.lease
             assert lease is not None
@@ -91,11 +91,11 @@ class LeasedUpcoming(Upcoming):
         super().pass_to(head)
 
     def settle(self, lease: Lease) -> None:
-        """Note that this lease is settled; it may not have been taken, if it was void."""
+        """Note that this lease is settled; do nothing for a lease that was not taken, as a void one may be."""
         self.taken.pop(lease, None)
 
     def start_over(self, leases: Iterable[Lease], generation: int) -> None:
-        """Replace all upcoming and taken batches by those of these leases."""
+        """Replace all upcoming and taken batches by those of these leases; numbers go on from the last one."""
         self._coming.clear()
         self.taken.clear()
         self.entries.clear()
@@ -161,7 +161,7 @@ class HeldLeases:
 
     @property
     def due_s(self) -> float:
-        """Return when a message is due next, or infinity if only an event can cause one."""
+        """Return when a message is due next, or infinity if only an event can cause one, or the book is lost."""
         if self._book.is_lost:
             return float("inf")
         if self._open is not None:
@@ -246,7 +246,12 @@ class HeldLeases:
         self._unsettled, self.is_taken_back = epoch, False
 
     def receive(self, answer: m.Leases, now_s: float) -> bool:
-        """Take in an answer: new, lost and kept leases; return False if it is not for the open message."""
+        """Take in an answer: new, lost and kept leases; return False if it is not for the open message.
+
+        An answer from another book ends the feed, and counts as expected. With a new generation, as after another
+        trainer's restore, all former leases are lost. Callers that asked for the done-set get it if the answer brings
+        it.
+        """
         if self._open is None or answer.serial != self._open.serial:
             return False
         self._wait.end()
@@ -299,7 +304,8 @@ class HeldLeases:
     def decide(self, now_s: float) -> None:
         """End a reader whose epoch has no batches left, and send the message that is due.
 
-        A reader that has no upcoming batch while a message is open waits for leases, which `LeaseWait` bounds.
+        A reader that has no upcoming batch while a message is open waits for leases, which `LeaseWait` bounds: it may
+        end the feed. Do nothing once the book is lost.
         """
         if self._book.is_lost:
             return
@@ -334,7 +340,7 @@ class HeldLeases:
         return is_news or is_hungry or (in_hand is not None and in_hand != self._reported_in_hand)
 
     def _in_hand(self) -> Lease | None:
-        """Return the oldest lease if its batch is in the consumer's hands, else None."""
+        """Return our oldest lease if its batch is in the consumer's hands, else None."""
         first = next(iter(self._held), None)
         return first if first in self._upcoming.taken else None
 
@@ -346,9 +352,10 @@ class HeldLeases:
         return min(MOST_LEASES, self._prefetch + sum(lease in self._held for lease in self._upcoming.taken))
 
     def _before(self) -> int:
-        """Return the first epoch from which no leases are wanted.
+        """Return the first epoch from which no leases are wanted; 0 before the first reader.
 
-        A reader that trains also prefetches from the epoch after its own, if `epochs` allows for one.
+        A reader that trains also prefetches from the epoch after its own, if `epochs` allows for one. For a reader at
+        or beyond `epochs` it is the reader's own epoch, so that nothing is leased.
         """
         if self._reader is None:
             return 0
@@ -377,7 +384,7 @@ class HeldLeases:
 
 
 def _take(leases: dict[Lease, None]) -> tuple[Lease, ...]:
-    """Remove and return as many leases as fit into a message, oldest first."""
+    """Remove and return as many leases as fit into a message (MOST_LEASES), oldest first; empty if there are none."""
     taken = tuple(leases)[:MOST_LEASES]
     for lease in taken:
         del leases[lease]

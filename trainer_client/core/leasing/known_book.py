@@ -47,7 +47,10 @@ class KnownBook:
         self.mark = mark
 
     def hear(self, mark: BookMark) -> bool:
-        """Take in the mark of an answer; if it belongs to another book, end the feed and return False."""
+        """Take in the mark of an answer; if it belongs to another book, end the feed and return False.
+
+        Any mark is taken while none is known. The feed is ended only once.
+        """
         # A journal that was deleted or replaced makes a new book, in which batches that are in our model are still to
         # be done. Nobody could tell which, and to go on would train on them twice.
         if self.mark is not None and mark.identity != self.mark.identity:
@@ -85,12 +88,15 @@ class LeaseWait:
         self._since_s, self._has_warned = None, False
 
     def excuse(self, now_s: float) -> None:
-        """Restart the wait: the trainer stalled, so it could not have heard an answer."""
+        """Restart the wait, if there is one: the trainer stalled, so it could not have heard an answer."""
         if self._since_s is not None:
             self._since_s = now_s
 
     def look(self, now_s: float) -> None:
-        """Begin or go on with the wait: log a warning after 5 s, and end the feed after `patience_s`."""
+        """Begin or go on with the wait: log a warning after 5 s, and end the feed after `patience_s`.
+
+        Each wait is logged once, and the feed is ended once.
+        """
         if self._since_s is None:
             self._since_s = now_s
         waited_s = now_s - self._since_s

@@ -50,11 +50,14 @@ class LeasedQueue:
 
     @property
     def due_s(self) -> float:
-        """Return when a message to the coordinator is due next."""
+        """Return when a message to the coordinator is due next; infinity if only an event can cause one."""
         return min(self.leases.due_s, self.end.due_s)
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
-        """Repeat the open messages; forget all leases first if a checkpoint is restored."""
+        """Repeat the open messages; forget all leases first if a checkpoint is restored.
+
+        Take the answer's mark of the lease book if none is known yet, or if a checkpoint is restored.
+        """
         # The coordinator may have been restarted between a message and its answer, and cannot ask for what it never
         # got.
         if restores:
@@ -73,7 +76,7 @@ class LeasedQueue:
             self._wants.refocus()
 
     def extend(self, most: int, now_s: float) -> range:
-        """Add up to `most` of the leased batches to the sequence; return their numbers."""
+        """Add up to `most` of the leased batches to the sequence; return their numbers, which may be none."""
         return self._upcoming.extend(most)
 
     def take(self, event: e.Event, now_s: float) -> None:
@@ -109,7 +112,10 @@ class LeasedQueue:
         self.leases.drain()
 
     def decide(self, now_s: float) -> None:
-        """Send the messages that are due to the coordinator."""
+        """End a reader whose epoch has no batches left, and send the messages that are due to the coordinator.
+
+        An answer that is missing for too long ends the feed.
+        """
         self.leases.decide(now_s)
         self.end.decide(now_s)
 
@@ -147,12 +153,19 @@ class EndLease:
         self._is_report = False
 
     def ask(self, serial: int, now_s: float, *, done: bool | None = None) -> None:
-        """Ask for the lease of the work, or report it as `done` or failed, for the caller with this serial."""
+        """Ask for the lease of the work, or report it as `done` or failed, for the caller with this serial.
+
+        `done` is None for a caller that asks for the lease, True or False for one that reports. It replaces a caller
+        that waits already.
+        """
         self._asked, self._is_report = serial, done is not None
         self._say(now_s, done=done)
 
     def repeat(self, now_s: float) -> None:
-        """Repeat the open message or ask again at once, because the coordinator knows us again or has news."""
+        """Repeat the open message or ask again at once, because the coordinator knows us again or has news.
+
+        Do nothing if no caller waits.
+        """
         # The trainer that had the lease may have died in the work, so that the lease may be ours now.
         if self._asked is not None:
             self.due_s = now_s
@@ -172,7 +185,7 @@ class EndLease:
         """Take in an answer; return False if it is not for the open message.
 
         The caller is answered if we have the lease, if the work is done already, or if the message was its report.
-        Otherwise we ask again after half a heartbeat timeout.
+        Otherwise we ask again after half a heartbeat timeout. An answer from another book of leases ends the feed.
         """
         if self._open is None or answer.serial != self._open.serial:
             return False
@@ -191,7 +204,10 @@ class EndLease:
         return True
 
     def decide(self, now_s: float) -> None:
-        """Send the message that is due."""
+        """Send the message that is due, and bound the wait for its answer with `LeaseWait`, which may end the feed.
+
+        A message that is not answered is due again 0.5 s later. Do nothing once the coordinator's book is lost.
+        """
         if now_s < self.due_s or self._book.is_lost:
             return
         if self._open is None:

@@ -116,8 +116,8 @@ class NamedEvaluation:
     def receive(self, sums: MetricSums, *, is_new: bool) -> None:
         """Add a piece of sums, and answer the caller when they are complete.
 
-        The caller gets None if batches are not settled yet, or if the evaluation began anew (`is_new`). An answer to a
-        message that did not ask is ignored.
+        The caller gets None if batches are not settled yet, or if the evaluation began anew (`is_new`). Ignore the sums
+        if no caller asks or, unless `is_new`, if the message that they answer did not ask.
         """
         # The message may have been sent before the caller asked, and its answer arrive after.
         if self.asked is None or not (self._is_open or is_new):

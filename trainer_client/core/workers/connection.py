@@ -68,7 +68,10 @@ class Connection:
             self.state, self.since_s = after, now_s
 
     def go_down(self, now_s: float) -> None:
-        """Note that the connection is down; no Hello is due until it is up again."""
+        """Note that the connection is down; no Hello is due until it is up again.
+
+        Raise AssertionError if the connection is closed.
+        """
         self.move("down", now_s)
         self.hello_s = float("inf")
 
@@ -85,7 +88,8 @@ class Connection:
     def serve(self, incarnation: int, pause_s: float, now_s: float, *, shared: bool, locked: bool) -> None:
         """Note that this worker serves us here; a lock byte that it `locked` is not offered again.
 
-        `pause_s` resets the back-off between replacements of the connection for silence.
+        No Hello is due any more. `pause_s` resets the back-off between replacements of the connection for silence.
+        Raise AssertionError if the connection is down or closed.
         """
         self.move("welcome, shared" if shared else "welcome", now_s)
         self.incarnation = incarnation
@@ -98,7 +102,10 @@ class Connection:
         self.incarnation = None
 
     def is_renewed(self, longest_s: float, now_s: float) -> bool:
-        """Return whether to replace the silent connection now; if so, double the back-off, up to `longest_s`."""
+        """Return whether to replace the silent connection now; if so, double the back-off, up to `longest_s`.
+
+        The first call after the connection was made, or after a worker began to serve on it, returns True.
+        """
         # Without back-off, a worker that is stopped for a minute would get a new connection in every heartbeat timeout.
         if self.renew_s == float("inf"):
             self.renew_s = now_s

@@ -88,7 +88,10 @@ class KnownWorker:
     # --- what happens to it ---
 
     def hear(self, now_s: float) -> bool:
-        """Note a sign of life; return whether it ends a silence."""
+        """Note a sign of life; return whether it ends a silence.
+
+        It ends none of a worker that was cut off, until that welcomes us again.
+        """
         self.heard_s = now_s
         # A worker that was cut stays silent until its next Welcome: this message was on its way before the cut.
         is_back = self.silent and not self.cut
@@ -133,7 +136,10 @@ class KnownWorker:
             ask.excuse(now_s)
 
     def begin_to_serve(self, connection_id: int, *, shared: bool, lock_byte: int) -> None:
-        """Note a Welcome, and the lock byte that the worker holds."""
+        """Note a Welcome on this connection, and the lock byte that the worker holds.
+
+        It takes wants from now on, is no longer cut off, and owes its list of tickets.
+        """
         # Only the worker's list of tickets shows which ones were lost with the former connection, so it owes that list.
         self.connection_id, self.in_slot, self.lock_byte = connection_id, shared, lock_byte
         self.takes_no_wants, self.owes_list, self.cut = False, True, False
@@ -167,7 +173,10 @@ class KnownWorker:
         return self.owes_list or self.heard_s <= since_s or any(ask.sent_s <= since_s for ask in self.asks.values())
 
     def pace_s(self, now_s: float) -> float:
-        """Return the seconds that it takes for a want, at least those that the oldest open one has taken so far."""
+        """Return the seconds that it takes for a want, at least those that the oldest open one has taken so far.
+
+        It is never less than QUICKEST_S.
+        """
         pace_s = max(self.service_s, QUICKEST_S)
         if self.asks:  # tickets are held in the order in which they were sent: the first is the oldest
             oldest = next(iter(self.asks.values()))
@@ -180,11 +189,11 @@ class KnownWorker:
         return not (self.silent or self.takes_no_wants)
 
     def is_live(self, now_s: float) -> bool:
-        """Return whether it may be sent a want now."""
+        """Return whether it may be sent a want now: it was heard lately, takes wants, and is not busy."""
         return self.may_be_asked and now_s >= self.busy_until_s
 
     def could_write(self) -> bool:
-        """Return whether it holds tickets for writing into slots in place."""
+        """Return whether it holds any ticket for writing into a slot in place."""
         return any(ask.in_slot for ask in self.asks.values())
 
 
@@ -219,8 +228,8 @@ def longest_waiting(
 ) -> tuple[int, KnownWorker, Ticket] | None:
     """Return the nearest batch that would wait longer than `enough_s` at its worker, with the worker and the ticket.
 
-    The oldest want of a worker counts as begun and is left alone, as are batches that another worker was asked for too,
-    or that the thief refused. Return None if there is no such batch.
+    The oldest want of a worker counts as begun and is left alone, as are batches that are ready or not upcoming any
+    more, that another worker was asked for too, or that the thief refused. Return None if there is no such batch.
     """
     nearest: tuple[int, KnownWorker, Ticket] | None = None
     for donor in donors:

@@ -90,12 +90,16 @@ class Connections:
     # --- the list ---
 
     def update_list(self, version: int, workers: Iterable[WorkerAddress], now_s: float) -> None:
-        """Take in the coordinator's latest list, and connect to new workers."""
+        """Take in the coordinator's latest list, and connect to new workers within the bound, as `top_up` does."""
         self.list.update(version, workers)
         self.top_up(now_s)
 
     def top_up(self, now_s: float) -> None:
-        """Forget workers that are gone; connect to all workers on this host, and to others up to the bound."""
+        """Forget workers that are gone; connect to all workers on this host, and to others up to the bound.
+
+        Endpoints that are connected already or left out are passed over. At MOST_REMOTE, a useless connection makes
+        room.
+        """
         self._forget_the_gone(now_s)
         for endpoint in filter(self._may_open, self.list.local):
             self._open(endpoint, now_s, local=True)
@@ -121,7 +125,8 @@ class Connections:
     def _is_useful(self, connection: Connection, now_s: float) -> bool:
         """Return whether the connection counts towards the bound: its worker can build the head, or may answer soon.
 
-        A connection without a worker counts for one heartbeat timeout after it was opened, if it is on the list.
+        A worker that is silent, busy, takes no wants or refused the head does not count. A connection without a worker
+        counts for one heartbeat timeout after it was opened, if it is on the list.
         """
         worker = self._worker_of(connection)
         if worker is None:
@@ -131,7 +136,11 @@ class Connections:
         return connection.state in SERVING and worker.is_live(now_s) and not refuses
 
     def _make_room(self, remote: list[Connection], now_s: float) -> bool:
-        """Close the connection that has been useless for the longest; return False if there is none to close."""
+        """Close the connection that has been useless for the longest; return False if there is none to close.
+
+        A connection whose worker might still write into a slot is never closed here. The endpoint is left out until the
+        head is safe again (see `need`).
+        """
         useless = [
             connection
             for connection in remote
@@ -257,7 +266,7 @@ class Connections:
                 self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
 
     def greet_again(self, connection_id: int, now_s: float) -> None:
-        """Send Hello again, because the worker does not know us; if the connection is down, do nothing."""
+        """Send Hello again, because the worker does not know us; do nothing if the connection is down."""
         connection = self._by_id[connection_id]
         if connection.state is not ConnectionState.DOWN:  # else it is greeted when it comes up
             connection.move("greet again", now_s)
@@ -275,7 +284,10 @@ class Connections:
         self._out.append(i.Greet(connection.id, connection.lock_byte))
 
     def _welcome(self, connection: Connection, welcome: m.Welcome, now_s: float, *, locked: bool) -> None:
-        """Note that the worker serves us; `locked` says that it holds the lock byte that was offered last."""
+        """Note that the worker serves us; `locked` says that it holds the lock byte that was offered last.
+
+        Ignore a Welcome on a connection that is down. Part from a former worker there, if another incarnation answers.
+        """
         # A Hello is repeated until it is answered, so a second Welcome may come; the lock taken with the first stays.
         if connection.state is ConnectionState.DOWN:
             return  # the Welcome was sent before the connection broke
@@ -316,7 +328,7 @@ class Connections:
         return worker
 
     def drain(self, connection_id: int, now_s: float) -> None:
-        """Note that the worker drains: it takes no new wants."""
+        """Note that the worker drains: it takes no new wants. Do nothing if no worker serves us on this connection."""
         connection = self._by_id[connection_id]
         if connection.state in SERVING:
             connection.move("drain", now_s)
@@ -324,7 +336,7 @@ class Connections:
     def note_lock_gone(self, incarnation: int, now_s: float) -> None:
         """Bury this worker: its lock is gone, so it cannot write into any slot any more.
 
-        If it is alive after all, it is greeted again.
+        If it is alive after all, it is greeted again. Do nothing if the worker is not known.
         """
         # Only a lock that is gone proves a death: process numbers are reused, zombies answer signals, and a stopped
         # process looks dead and writes later. The kernel drops the lock with its holder.
@@ -370,7 +382,10 @@ class Connections:
                 self._greet(connection, now_s)
 
     def _renew(self, connection: Connection, now_s: float) -> None:
-        """Replace a connection that has been up and silent for a heartbeat timeout, with back-off."""
+        """Replace a connection that has been up and silent for a heartbeat timeout, with back-off.
+
+        It counts as down from then on, and its worker as cut off.
+        """
         # One side may have lost it without notice, as after the reboot of a switch; then both would wait for ever.
         worker = self._worker_of(connection)
         heard_s = worker.heard_s if worker is not None else connection.since_s
@@ -383,7 +398,10 @@ class Connections:
             self._out.append(i.Renew(connection.id))
 
     def probe(self) -> bool:
-        """Probe locks of writers that are silent, cut off or take no wants; return whether any might still write."""
+        """Probe the locks of writers that are silent, not connected or take no wants.
+
+        Return whether any of them holds tickets for writing in place, so that it might still write.
+        """
         writers = False
         for worker in self._workers.values():
             if worker.in_slot and (worker.silent or worker.takes_no_wants or worker.connection_id is None):
@@ -392,7 +410,7 @@ class Connections:
         return writers
 
     def due_s(self) -> float:
-        """Return when the next Hello is due."""
+        """Return when the next Hello is due; infinity if none is."""
         return min((connection.hello_s for connection in self), default=float("inf"))
 
     def excuse(self, now_s: float) -> None:
@@ -415,7 +433,10 @@ class Connections:
         return self._workers.get(connection.incarnation) if connection.incarnation is not None else None
 
     def is_all_tried(self, now_s: float) -> bool:
-        """Return whether every listed worker was tried, and none of them may still build the head."""
+        """Return whether every listed worker was tried, and none of them may still build the head.
+
+        An empty list counts as tried.
+        """
         return all(self._is_tried(endpoint, now_s) for endpoint in self.list)
 
     def _is_tried(self, endpoint: str, now_s: float) -> bool:
@@ -433,13 +454,19 @@ class Connections:
             self.list.try_again()
 
     def tried(self) -> tuple[list[str], int]:
-        """Return every worker that was tried, with its state in words, and the number of listed workers."""
+        """Return every worker that was tried, as a sorted "name (state)", and the number of listed workers.
+
+        Workers that served us before and are gone, and those that are left out, are among them.
+        """
         gone = dict.fromkeys(self._served, "served us, and is gone")
         tried = gone | self.list.out() | {connection.endpoint: self._describe(connection) for connection in self}
         return sorted(f"{self._name(endpoint)} ({how})" for endpoint, how in tried.items()), len(self.list)
 
     def _name(self, endpoint: str) -> str:
-        """Return the name of the worker at this endpoint: from the list, or else from when it served us."""
+        """Return the name of the worker at this endpoint: from the list, or else from when it served us.
+
+        Return the endpoint itself if neither knows a name.
+        """
         return self.list.name(endpoint) if endpoint in self.list else self._served.get(endpoint, endpoint)
 
     def _describe(self, connection: Connection) -> str:

@@ -51,7 +51,10 @@ class WorkerList:
         return len(self._addresses)
 
     def update(self, version: int, workers: Iterable[WorkerAddress]) -> None:
-        """Replace the list by the coordinator's latest; a new incarnation at an endpoint may be tried again."""
+        """Replace the list by the coordinator's latest; a new incarnation at an endpoint may be tried again.
+
+        The failure that was noted of a worker is forgotten once a new incarnation of that worker is listed.
+        """
         workers, incarnations = tuple(workers), {address.incarnation for address in self._addresses.values()}
         new_names = {address.worker for address in workers if address.incarnation not in incarnations}
         if self.failing is not None and self.failing.worker in new_names:
@@ -82,14 +85,17 @@ class WorkerList:
         return bool(address.boot_id) and address.boot_id == self._settings.boot_id
 
     def name(self, endpoint: str) -> str:
-        """Return the listed name of the worker at this endpoint, or the endpoint itself."""
+        """Return the listed name of the worker at this endpoint, or the endpoint itself if it is not listed."""
         address = self._addresses.get(endpoint)
         return address.worker if address is not None else endpoint
 
     # --- workers to leave out ---
 
     def note_turned_away(self, endpoint: str, error: StokerError) -> None:
-        """Leave out a listed worker that refused us or cannot be reached, until another incarnation is listed there."""
+        """Leave out a listed worker that refused us or cannot be reached, until another incarnation is listed there.
+
+        Do nothing for an endpoint that is not listed.
+        """
         address = self._addresses.get(endpoint)
         if address is not None:
             self._turned_away[endpoint] = (address.incarnation, error)
@@ -111,5 +117,5 @@ class WorkerList:
         return dict.fromkeys(self._turned_away, "turned us away") | self._given_up
 
     def refusals(self) -> list[StokerError]:
-        """Return the errors of the workers that turned us away."""
+        """Return the errors of the listed workers that turned us away; empty if none did."""
         return [error for _, error in self._turned_away.values()]

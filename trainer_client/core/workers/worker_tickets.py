@@ -60,7 +60,10 @@ class WorkerTickets:
             self.look_around = True
 
     def suspect(self, worker: KnownWorker) -> None:
-        """Give this worker no new wants, because it is silent or its connection is gone; late answers still count."""
+        """Give this worker no new wants, because it is silent or its connection is gone; late answers still count.
+
+        Do nothing if it is suspected already.
+        """
         # A transform may hold the interpreter for seconds. Counting that as a death would repeat its work on all
         # others.
         if not worker.silent:
@@ -69,7 +72,7 @@ class WorkerTickets:
             self.suspected += 1
 
     def stop_asking(self, worker: KnownWorker) -> None:
-        """Give this worker no more wants."""
+        """Give this worker no more wants until it welcomes us again."""
         worker.stop_wants()
         self.look_around = True
 
@@ -92,7 +95,10 @@ class WorkerTickets:
                 entry.blame()
 
     def bury(self, worker: KnownWorker, *, crashed: bool) -> None:
-        """Free all its tickets, because it is proved that it cannot write into any slot any more."""
+        """Free all its tickets, because it is proved that it cannot write into any slot any more.
+
+        If it `crashed`, its batches are blamed, except those that a cut has blamed already.
+        """
         # Without proof it may only be stopped in the middle of a write, and go on when the slot is lent to another.
         self.void(worker, list(worker.asks), suspicious=crashed)
         self.look_around = True
@@ -141,17 +147,24 @@ class WorkerTickets:
         return ask, entry
 
     def free(self, worker: KnownWorker, ticket: Ticket) -> tuple[Ask, Entry | None]:
-        """Free a ticket's slot, which nobody can write into now, and close the ticket; return what `close` does."""
+        """Free a ticket's slot, which nobody can write into now, and close the ticket; return what `close` does.
+
+        That is its want, and its batch, or None if that is not upcoming. Raise AssertionError if the ticket is stale,
+        or its slot is not lent.
+        """
         self._slots.release(ticket)
         return self.close(worker, ticket)
 
     def reopen(self, seq: int, entry: Entry) -> None:
-        """Add this batch to `unasked` if no live worker has it in hand."""
+        """Add this batch to `unasked` if no live worker has it in hand.
+
+        Do nothing if it is there already, or if the next survey will compute `unasked` anyway.
+        """
         if not self.look_around and self.is_unasked(entry) and seq not in self.unasked:
             insort(self.unasked, seq)
 
     def extend(self, seqs: range) -> None:
-        """Add these new batches, of which no worker has been asked for any."""
+        """Add these new batches to `unasked`, because no worker has been asked for any of them."""
         assert not self.unasked or not seqs or self.unasked[-1] < seqs[0]
         self.unasked.extend(seqs)
 
@@ -182,7 +195,7 @@ class WorkerTickets:
         return not entry.ready and all(self._workers[asker].silent for asker in entry.askers)
 
     def cancel(self, entry: Entry) -> None:
-        """Send a Cancel to every worker that still holds a ticket for this batch."""
+        """Send a Cancel to every connected worker that still holds a ticket for this batch."""
         for asker, ticket in entry.askers.items():
             self.send_cancel(self._workers[asker], ticket)
 

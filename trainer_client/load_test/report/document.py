@@ -37,7 +37,10 @@ FORMAT = 1
 
 
 def machine() -> dict[str, Any]:
-    """Return processor, cores that we may use, memory, system, and the load before the test."""
+    """Return processor, cores that we may use, memory, system, and the load before the test.
+
+    Memory is "" where the system does not tell it.
+    """
     return {
         "processor": _line("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
@@ -48,7 +51,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the software that batches go through."""
+    """Return the versions of Python, libzmq and our packages that batches go through, by name."""
     packages = {name: importlib.metadata.version(name) for name in ("stoker", "numpy", "pyzmq", "msgpack")}
     return {"python": platform.python_version(), "libzmq": zmq.zmq_version(), **packages}
 
@@ -112,7 +115,10 @@ def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, An
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Return the document of an older report.json; raise SettingsError if the file is none, or of another format."""
+    """Return the document of an older report.json.
+
+    Raise SettingsError if the file cannot be read, is no such document, or has another format.
+    """
     try:
         document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -108,7 +108,7 @@ class Change:
 
 
 def figures_of(measured: Measured, trainers: int) -> Figures:
-    """Return the figures of one run."""
+    """Return the figures of one run by name; None for those that were not measured: utilisation, or loaders' cores."""
     waits, wall_s = measured.waits, measured.wall_s
     assert measured.audit is not None
     return {
@@ -132,7 +132,7 @@ def figures_of(measured: Measured, trainers: int) -> Figures:
 
 
 def curves_of(measured: Measured) -> dict[str, Any]:
-    """Return the curves of one run: waits by quantile and by second, utilisation of each trainer, and 20 errors."""
+    """Return the curves of one run: waits by quantile and second, and utilisations; and its first 20 errors."""
     return {
         "wait_curve_ms": [(round(share, 9), _ms(time_us)) for share, time_us in measured.waits.curve()],
         "by_second": [
@@ -159,7 +159,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def together(runs: Sequence[Figures]) -> Figures:
-    """Return the figures of several repeats, combined."""
+    """Return the figures of several repeats, combined: sums of faults, and medians of all others."""
     return {name: _combined(name, [run[name] for run in runs]) for name in runs[0]}
 
 
@@ -173,7 +173,10 @@ def _combined(name: str, values: Sequence[Any]) -> Any:
 
 
 def broken(figures: Figures, limits: LoadLimits) -> list[str]:
-    """Return a sentence for each fault, and for each limit that the figures break."""
+    """Return a sentence for each fault, and for each limit that the figures break; empty if all is kept.
+
+    A limit whose figure was not measured counts as broken.
+    """
     problems = [f"{figures[name]} {name}, expected none" for name in _FAULTS if figures[name]]
     most, p99_ms = limits.max_wait_p99_ms, figures["wait_p99_ms"]
     if most is not None and p99_ms > most:
@@ -186,7 +189,7 @@ def broken(figures: Figures, limits: LoadLimits) -> list[str]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Return the change of each figure that both tests measured."""
+    """Return the change of each figure with a direction that both tests measured."""
     return [
         Change(name, before[name], now[name])
         for name in BETTER
@@ -195,13 +198,16 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the settings in which two tests differ, as text, because they make figures hard to compare."""
+    """Return the settings in which two tests differ, as text, because they make figures hard to compare.
+
+    The text is empty if they have the same settings.
+    """
     differing = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
     return ", ".join(f"{name} {before.get(name)} then, {now.get(name)} now" for name in differing)
 
 
 def settings_text(document: Mapping[str, Any]) -> str:
-    """Return the settings of a report that have a value, as text."""
+    """Return the settings of a report that have a value, as text: "name value, name value"."""
     return ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value not in ("", None))
 
 
@@ -215,7 +221,7 @@ def figure_rows(document: Mapping[str, Any]) -> list[list[str]]:
 
 
 def shown(value: object) -> str:
-    """Return a figure as text for people."""
+    """Return a figure as text for people, with commas between thousands; "-" for None."""
     if value is None:
         return "-"
     return f"{value:,.10g}" if isinstance(value, int | float) else str(value)

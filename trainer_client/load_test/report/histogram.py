@@ -31,7 +31,7 @@ class Histogram:
         self._counts: Counter[int] = Counter()
 
     def record(self, time_us: int) -> None:
-        """Count one time."""
+        """Count a time of this many whole microseconds."""
         # Keep the 6 leading bits: shift 0 has the places 0 to 63, and each further shift 32 more.
         shift = max(0, time_us.bit_length() - _BITS - 1)
         self._counts[shift * _PLACES + (time_us >> shift)] += 1
@@ -45,7 +45,10 @@ class Histogram:
         self.max_us = max(self.max_us, other.max_us)
 
     def quantile_us(self, share: float) -> int:
-        """Return the time that this share of all times does not exceed; 0 if nothing was counted."""
+        """Return the time that this share of all times does not exceed; 0 if nothing was counted.
+
+        It is at most 3.2 % too high.
+        """
         wanted, counted = share * self.total, 0
         for place, count in sorted(self._counts.items()):
             counted += count
@@ -55,7 +58,10 @@ class Histogram:
         return self.max_us
 
     def curve(self) -> list[tuple[float, int]]:
-        """Return quantiles, each at half the distance of the one before to 1, as far as there are enough times."""
+        """Return quantiles as pairs of share and time, each share at half the distance of the one before to 1.
+
+        The first is share 0; there are as many as there are enough times for.
+        """
         shares, left = [0.0], 1.0
         while left * self.total >= 1:
             left /= 2

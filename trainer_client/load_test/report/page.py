@@ -117,12 +117,12 @@ def _charts(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
 
 
 def _middle(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the repeat to draw: the median by batches a second."""
+    """Return the repeat to draw: the median by batches a second, or the faster of the two in the middle."""
     return sorted(runs, key=lambda run: float(run["figures"]["batches_per_s"]))[len(runs) // 2]
 
 
 def _whole_seconds(run: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return all seconds but the last one, which was cut short."""
+    """Return all seconds but the last one, which was cut short, unless it is the only one."""
     seconds: Sequence[Mapping[str, Any]] = run["by_second"]
     return seconds[:-1] or seconds
 
@@ -240,7 +240,7 @@ def logarithmic(title: str, low: float, high: float) -> Axis:
 
 
 def chart(title: str, across: Axis, up: Axis, lines: Sequence[Series]) -> str:
-    """Return an HTML figure of the lines, with its title as caption."""
+    """Return an HTML figure of the lines, drawn on both axes, with its title as caption."""
     body = [_grid(across, up), *(_line(line, across, up) for line in lines), _names(lines, up)]
     attributes = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title, quote=True)}"'
     return f"<figure><figcaption>{escape(title)}</figcaption><svg {attributes}>{''.join(body)}</svg></figure>"
@@ -283,7 +283,10 @@ def _line(line: Series, across: Axis, up: Axis) -> str:
 
 
 def _names(lines: Sequence[Series], up: Axis) -> str:
-    """Return the name of each line at its end, pushed apart where names would overlap."""
+    """Return the name of each line at its end, pushed apart where names would overlap.
+
+    Lines without a name or without points are left out.
+    """
     named = [(_y(up, line.points[-1][1]), line) for line in lines if line.points and line.name]
     words, last = [], -math.inf
     for height, line in sorted(named, key=itemgetter(0)):

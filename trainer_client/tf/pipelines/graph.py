@@ -36,7 +36,11 @@ _RELATIVES = ("forward_function_name", "backward_function_name")
 
 
 def sent_graph(dataset: tf.data.Dataset) -> SentGraph:
-    """Return the graph of a data set; raise SettingsError with what cannot be sent."""
+    """Return the graph of a data set; raise SettingsError with what cannot be sent.
+
+    That is a value that is neither dense, ragged nor sparse, another dtype or an unknown rank, state outside of the
+    graph, an operation that writes files, or more than 64 MiB.
+    """
     crossing = parted(dataset.map(_leaves), _WHERE)
     graph = tf.compat.v1.GraphDef.FromString(_serialized(crossing))
     values = tuple(_value(key, spec) for key, spec in sorted(crossing.element_spec.items()))
@@ -99,7 +103,7 @@ def _serialized(dataset: tf.data.Dataset) -> bytes:
 
 
 def _refuse_writing(graph: Any) -> None:
-    """Raise SettingsError if the graph writes files."""
+    """Raise SettingsError if the graph, or a function in it, writes files, or has a cache whose file is no constant."""
     # Functions too: a map's function may open a cache or a snapshot of its own.
     for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
         by_name = {node.name: node for node in nodes}
@@ -114,7 +118,7 @@ def _refuse_writing(graph: Any) -> None:
 
 
 def _text(by_name: Mapping[str, Any], name: str) -> bytes:
-    """Return a node's constant string, or b"?" if it is no constant."""
+    """Return a node's constant string, empty if it has none, or b"?" if the node is no constant."""
     node = by_name.get(name.partition(":")[0])
     if node is None or node.op != "Const":
         return b"?"
@@ -155,7 +159,7 @@ def _number_resources(graph: Any) -> None:
 
 
 def _number_nodes(graph: Any) -> None:
-    """Rename nodes, because some are named by a counter of the process."""
+    """Rename nodes, but for results, by operation and place, because some are named by a counter of the process."""
     numbers = {node.name: f"{node.op}/{place}" for place, node in enumerate(graph.node) if node.op != _RESULT}
     for node in graph.node:
         node.name = numbers.get(node.name, node.name)

@@ -44,7 +44,7 @@ class _TrainersContext(PipelineContext):
     """Base of contexts outside loaders: elements go to a device."""
 
     def prefetch_to_consumer_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Prefetch to an accelerator; on the CPU, elements are read ahead anyway."""
+        """Prefetch to an accelerator; on the CPU return the same data set, whose elements are read ahead anyway."""
         if tf.DeviceSpec.from_string(self.consumer_device).device_type == "CPU":
             return dataset
         return dataset.apply(tf.data.experimental.prefetch_to_device(self.consumer_device))
@@ -63,7 +63,10 @@ class _ConsumerContext(_TrainersContext):
         self._session, self._in_rounds = session, in_rounds
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:  # workers run it
-        """Return the feed's elements; the data set above the marker is ignored, because workers run it."""
+        """Return the feed's elements; the data set above the marker is ignored, because workers run it.
+
+        Raise SettingsError if the stream is in queue mode.
+        """
         self.marked += 1
         values = values_of_element(self._session.spec.fields)
         structure = ElementStructure(map=lambda batch: element_tensors(values, batch))
@@ -74,7 +77,10 @@ class _LoneContext(_TrainersContext):
     """Context without loaders: the marker passes on what is above it."""
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Return the data set with the keys that it has below the marker."""
+        """Return the data set with the keys that it has below the marker.
+
+        Raise SettingsError if two keys become the same.
+        """
         self.marked += 1
         return with_plain_keys(dataset, _RUN_PIPELINE)
 
@@ -84,7 +90,8 @@ def make(
 ) -> tf.data.Dataset:
     """Return the data set that the function makes from the feed; the default pipeline if the function is True.
 
-    With `in_rounds` the consumer takes whole rounds. Raise SettingsError if the stream is no pipeline.
+    With `in_rounds` the consumer takes whole rounds. Raise SettingsError if the stream is no pipeline or is in queue
+    mode, if the function cannot be called, or unless it calls the marker exactly once and returns a data set.
     """
     chosen = _pipeline_function(function, _PIPELINE)
     require(
@@ -120,7 +127,8 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
         The data set that the function makes.
 
     Raises:
-        SettingsError: `function` is no function of a context, or a sample is no dict.
+        SettingsError: `function` is no function, does not call the marker exactly once or returns no data set, a sample
+            is no dict, or two keys are the same below the marker.
 
     Example:
         >>> import numpy as np
@@ -140,7 +148,10 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
 
 
 def _dataset_of(samples: list[Mapping[str, Any]]) -> tf.data.Dataset:
-    """Return a data set of the samples; raise SettingsError if one is no dict."""
+    """Return a data set of the samples, with a first axis that varies; raise SettingsError if one is no dict.
+
+    Without samples it is an empty data set of numbers.
+    """
     for sample in samples:
         if not isinstance(sample, dict):
             raise SettingsError(
@@ -174,7 +185,7 @@ def _pipeline_function(function: Callable[[Any], Any] | Literal[True], where: st
 
 
 def _first_device() -> str:
-    """Return the first accelerator, or the CPU."""
+    """Return the device "/gpu:0" if there is an accelerator, else "/cpu:0"."""
     return "/gpu:0" if tf.config.list_logical_devices("GPU") else "/cpu:0"
 
 
@@ -228,7 +239,7 @@ class PipelineElements:
             yield element
 
     def _elements_of(self, data: tf.data.Dataset) -> Iterator[Any]:
-        """Yield the data set's elements; raise the feed's own error in place of TensorFlow's."""
+        """Yield the data set's elements; raise the feed's own error, if it has one, in place of TensorFlow's."""
         try:
             yield from data
         except (tf.errors.OpError, RuntimeError):

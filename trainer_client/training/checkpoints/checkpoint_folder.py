@@ -137,7 +137,7 @@ class CheckpointFolder:
     def read_newest_whole(self) -> tuple[str, Arrays, dict[str, Any]] | None:
         """Return file name, arrays and record of the newest intact checkpoint; None if there is no checkpoint at all.
 
-        Raise DataError if there are some, but all are damaged.
+        Damaged ones that are newer are passed over, with a warning in the log. Raise DataError if all are damaged.
         """
         reasons: dict[Path, str] = {}
         self._last = self._newest_number()
@@ -176,7 +176,11 @@ class CheckpointFolder:
         return "".join(path.name for path in self._list_paths()[-1:])
 
     def mark(self, *, finished: bool) -> None:
-        """Mark the folder as finished, so that no more checkpoints come, or as unfinished."""
+        """Mark the folder as finished, so that no more checkpoints come, or as unfinished.
+
+        The first makes the folder if it is not there. Raise MachineError if a link or the like is in the place of the
+        mark.
+        """
         if finished:
             self._folder.mkdir(parents=True, exist_ok=True)
             os.close(open_own(self._folder / _FINISHED, os.O_WRONLY | os.O_CREAT))
@@ -184,7 +188,7 @@ class CheckpointFolder:
             (self._folder / _FINISHED).unlink(missing_ok=True)
 
     def is_finished(self) -> bool:
-        """Return whether training has ended, so that no more checkpoints come."""
+        """Return whether the folder is marked: training has ended, so that no more checkpoints come."""
         return (self._folder / _FINISHED).exists()
 
     def _list_paths(self) -> list[Path]:
@@ -198,7 +202,7 @@ class CheckpointFolder:
         )
 
     def _drop_old(self) -> None:
-        """Remove what is older than the newest `keep` intact checkpoints, and all drafts."""
+        """Remove what is older than the newest `keep` intact checkpoints, and all drafts; log failures."""
         # Damaged files do not count as kept: they must not push out the intact ones before them.
         whole = [path for path in self._list_paths() if path not in self._damaged]
         oldest = int(whole[-self._keep :][0].stem)
@@ -236,7 +240,7 @@ def _none_is_whole(folder: Path, reasons: Mapping[Path, str]) -> DataError:
 def _name(temporary: Path, path: Path) -> None:
     """Give the draft its name; raise FileExistsError if another writer was faster.
 
-    A rename would replace the other's checkpoint instead.
+    A rename would replace the other's checkpoint instead. Raise FileNotFoundError if the draft was removed meanwhile.
     """
     try:
         os.link(temporary, path)
@@ -279,7 +283,7 @@ def _read(path: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def _is_sealed(file: IO[bytes]) -> bool:
-    """Return whether the file ends with a hash; raise _DamagedError if the hash does not match."""
+    """Return whether the file ends with a hash, marked as ours; raise _DamagedError if the hash does not match."""
     length = file.seek(0, os.SEEK_END) - _TAIL_BYTES
     if length < 0:
         return False
@@ -312,7 +316,8 @@ def _parse(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
 def _parse_without_seal(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
     """Return arrays and record of a file of format 1, which had checksums only.
 
-    Raise _DamagedError if the file is a later one whose end is missing, or if it cannot be read.
+    Raise _DamagedError if the file is a later one whose end is missing, if it cannot be read, or if arrays are missing
+    or do not match their checksums.
     """
     try:
         arrays, record = _parse(file)

@@ -130,6 +130,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
         Raises:
             SettingsError: There is no target.
+            DataError: There are checkpoints, but all are damaged.
 
         Example:
             >>> trainer_client.FeedCheckpoint(feed, folder, until=trainer_client.Until(epochs=75)).epochs
@@ -146,7 +147,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
     @property
     def reason(self) -> str:
-        """Why training ended, if it has a target; empty while it goes on.
+        """Why training ended, if it has a target; empty while it goes on, and without a target.
 
         Returns:
             A phrase for people.
@@ -158,7 +159,11 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         return self._progress.reason if self._progress is not None else ""
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Restore the newest checkpoint, and install the counting iterator."""
+        """Restore the newest checkpoint, and install the counting iterator; warn if replicas are not the feed's ranks.
+
+        Raise SettingsError for a folder that cannot be written to, or a checkpoint of another job, stream or plan, and
+        DataError if all are damaged or the newest is of another model; errors of attaching are passed on.
+        """
         self._warn_of_replicas()
         if self._writes():
             self._folder.refuse_closed()
@@ -175,8 +180,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Note the value for early stopping if the model was just evaluated, then save if it is due.
 
-        Without early stopping, `_train` has saved already. With it a save waits until here, because it holds the values
-        that early stopping goes by, and an earlier callback may have added one.
+        Without early stopping, `_train` has saved already, and nothing is done, nor if the job was ended. With it a
+        save waits until here, as it holds the values that early stopping goes by. Errors of saving are passed on.
         """
         if self._early_stop is not None and JOB_ENDED not in self.params:
             self.model.stop_training |= self._early_stop.note_step(logs or {})
@@ -185,7 +190,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Share the epoch's results, decide on early stopping, and commit; the wait goes into the logs.
 
-        If the job was ended before the epoch was evaluated, nothing is saved.
+        An epoch that was left in its middle is not counted. If the job is ended as results are shared, or, with early
+        stopping, before the epoch was evaluated, nothing is saved. Raise SettingsError if the logs lack the value that
+        early stopping goes by; errors of sharing and saving are passed on.
         """
         self.times = self._watch.times()
         if logs is not None:
@@ -206,7 +213,11 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._save(epochs, self._session.cursor.state())
 
     def _share(self, epochs: int, logs: Mapping[str, Any], *, is_whole: bool) -> Mapping[str, Any]:
-        """Share the epoch's results; return the logs, with the means over all ranks if early stopping needs them."""
+        """Share the epoch's results; return the logs, with the means over all ranks where these are known.
+
+        If early stopping has to decide on a whole epoch, wait for all ranks; errors of `share` are passed on. Without
+        values or rows to share, return the logs as they are.
+        """
         session = self._session
         rows, self._rows_before = session.trained_rows - self._rows_before, session.trained_rows
         means = {name: value for name, value in logs.items() if name != "data_wait_s"}
@@ -224,7 +235,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Remove the counting iterator, mark the checkpoints as finished, and print how training ended.
 
-        Raise SettingsError if there is a checkpoint to restore, but the model was never built.
+        Raise SettingsError if there is a checkpoint to restore, but the model was never built. The end is printed and
+        reported only if there is a target; an elastic run waits there for its other ranks, whose errors are passed on.
         """
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore; there may have been no epoch
         self._unwrap()
@@ -242,7 +254,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=self._step())
 
     def _why_it_ended(self) -> str:
-        """Return why training ended, if not because it reached the target."""
+        """Return why training ended, other than at the target: the job, early stopping, a callback, or `fit`."""
         if self._job_ended or JOB_ENDED in self.params:
             return JOB_ENDED
         if self._early_stop is not None and self._early_stop.reason:
@@ -261,9 +273,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     # --- counting ---
 
     def _wrap(self) -> None:
-        """Replace the train function by ours, which calls it.
+        """Replace the train function by ours, which calls it, and `evaluate` by a stand-in.
 
-        A `fit` that ended in an error may have left our wrapper there: then the function inside it is taken.
+        If a `fit` that ended in an error has left our wrapper there, the function inside it is taken.
         """
         function = self.model.train_function
         left = getattr(function, "__self__", None)
@@ -281,7 +293,11 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self.model.stop_training = self.params[JOB_ENDED] = True
 
     def _train(self, iterator: Iterator[Any]) -> Any:
-        """Run the train function once, over batches that are counted as they are taken."""
+        """Run the train function once, over batches that are counted as they are taken; return its logs.
+
+        Without early stopping, save if it is due. Pass on StopIteration at the data's end; if that is the job's, stop
+        training and save first. Any other error is raised after the model has its own functions back.
+        """
         assert self._train_function is not None
         taken = CountedBatches(iterator, self._session, self._watch)
         try:
@@ -313,10 +329,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._save_inside()
 
     def _stop_with_the_job(self) -> None:
-        """Stop training, as the job was ended, and save at once.
-
-        What Keras does before the epoch's end may need batches of the job, too.
-        """
+        """Stop training, as the job was ended, and save at once; errors of saving are passed on."""
         self.model.stop_training = self._job_ended = True
         self._save_inside()
 
@@ -331,7 +344,11 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             raise
 
     def _count(self, steps: int, *, epochs: int) -> None:
-        """Count steps that are done, and epochs in all; ranks in lockstep may wait here to agree on the time."""
+        """Count steps that are done, and epochs in all; ranks in lockstep may wait here to agree on the time.
+
+        If the job is ended meanwhile, stop training and save. Raise WorldChangedError, after saving, if the elastic
+        world ends, and other errors of the feed as they are.
+        """
         rows, self._rows = self._session.trained_rows - self._rows, self._session.trained_rows
         try:
             if self._progress is not None:
@@ -343,14 +360,14 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             raise
 
     def _commit_the_last(self) -> None:
-        """Save what is unsaved as the elastic world ends: between two steps the model is whole."""
+        """Save what is unsaved, if anything, as the elastic world ends; errors of saving are passed on."""
         if self._unsaved:
             self._save_inside()
 
     # --- saving ---
 
     def _save_inside(self) -> None:
-        """Save inside an epoch; with early stopping, not after its last step."""
+        """Save inside an epoch; with early stopping, not after its last step. Errors of `_save` are passed on."""
         # The value that early stopping goes by is only known at the epoch's end, so that save waits until then.
         feed = self._session.cursor.state()
         at_end = self._session.cursor.epoch_of(feed) > self._feed_epoch
@@ -360,7 +377,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _save(self, next_epoch: int, feed: Mapping[str, Any]) -> None:
         """Save the model with this epoch and cursor, unless it has no variables, or is not restored, yet.
 
-        Every process reads its variables, because reading may need all processes; one of them writes.
+        Every process reads its variables, as that may need all; one writes. Raise MachineError if the system refuses to
+        write, and, in an elastic world, WorldChangedError if another trainer has written a checkpoint.
         """
         if self._pending is not None or not (self._trained or self.model.built):  # there may be no variables yet
             return
@@ -382,7 +400,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._unsaved = 0
 
     def _writes(self) -> bool:
-        """Return whether this process is the one that writes."""
+        """Return whether this process writes: in an elastic world rank 0 only, under a strategy its chief only."""
         if self._session.is_elastic and self._session.ranks.rank:
             return False
         # Under a strategy of several processes, TensorFlow knows which of them is the chief.
@@ -400,7 +418,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _restore(self) -> None:
         """Restore cursor and epoch now, and the variables as well if the model has them already.
 
-        Without a checkpoint the feed goes to its beginning.
+        Without a checkpoint the feed goes to its beginning. Raise DataError if all are damaged or the values do not fit
+        the model, SettingsError for a cursor of another job, stream or plan, and the errors of attaching.
         """
         self._pending = None
         self._trained = False
@@ -424,9 +443,10 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._assign_once_built(arrays)
 
     def _share_first_weights(self) -> None:
-        """Have all ranks of the first elastic world begin with the chief's weights.
+        """Have all ranks of the first elastic world begin with the chief's weights, which others wait for.
 
-        The chief commits them, if its model is built, before it reports where it starts, which the others wait for.
+        The chief commits them, if its model is built, before it reports where it starts. Raise DataError if all
+        checkpoints are damaged or of another model; errors of writing and of attaching are passed on.
         """
         if self._writes():
             if self.model.built:
@@ -439,7 +459,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._assign_once_built(checkpoint[0])
 
     def _begin(self, there: RunTotals) -> bool:
-        """Begin with the totals of the checkpoint; return whether the target is reached already."""
+        """Begin with the totals of the checkpoint; return whether there is a target that is reached already."""
         self._rows = self._rows_before = self._session.trained_rows
         if self._progress is None:
             return False
@@ -450,14 +470,14 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         return self._early_stop is not None and self._early_stop.restore(state)
 
     def _restore_pending(self, batch: Any) -> None:
-        """Assign what is left to restore, after building the model by calling it on this batch."""
+        """Build the model on a batch and assign what is left to restore, if any; raise DataError if it does not fit."""
         if self._pending is not None:
             inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
             self.model(inputs)
             self._assign(self._pending)
 
     def _assign_once_built(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Assign a checkpoint's values now, or with the first batch if the model has no variables yet."""
+        """Assign a checkpoint's values if the model is built, else with the first batch; raise DataError if unfit."""
         self._pending = arrays
         if self.model.built:
             self._assign(arrays)

@@ -47,7 +47,7 @@ class StopWatch:
         self._began_s = time.perf_counter()
 
     def times(self) -> EpochTimes:
-        """Return the times so far."""
+        """Return the steps so far, the seconds of waiting, and the other seconds, which count as computing."""
         return EpochTimes(
             steps=self.steps, wait_s=self.wait_s, compute_s=time.perf_counter() - self._began_s - self.wait_s
         )
@@ -89,7 +89,7 @@ class CountedBatches:
         return batch
 
     def finish(self) -> None:
-        """Count the last batch as trained on, unless it is counted already."""
+        """Count the last batch, if any, and its step's time as trained on, unless it is counted already."""
         if self._in_step:
             self._in_step = False
             self.count += 1
@@ -127,12 +127,15 @@ class FitEvaluation:
         self._model.evaluate = self
 
     def remove(self) -> None:
-        """Give the model its own `evaluate` back."""
+        """Give the model its own `evaluate` back, unless another object has taken our place."""
         if self._model.evaluate is self:
             self._model.evaluate = self._evaluate
 
     def __call__(self, *data: Any, **how: Any) -> Any:
-        """Evaluate; if the job is ended while `fit` evaluates, call `on_ended` and return no values."""
+        """Evaluate; if the job is ended while `fit` evaluates, call `on_ended` and return no values.
+
+        Any other error, and the job's end in an `evaluate` that a user calls, is raised as it is.
+        """
         # No values rather than those of a part: early stopping would go by them, and a checkpoint keep them.
         try:
             return self._evaluate(*data, **how)

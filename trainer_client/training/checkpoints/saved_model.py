@@ -37,7 +37,11 @@ class SavedRun:
         self._writes = writes
 
     def mark(self, *, finished: bool) -> None:
-        """Mark the folder as finished, so that its followers stop waiting for checkpoints, or as unfinished."""
+        """Mark the folder as finished, so that its followers stop waiting for checkpoints, or as unfinished.
+
+        Do nothing in a process that does not write. Raise MachineError if a link or the like is in the place of the
+        mark.
+        """
         if self._writes:
             self._folder.mark(finished=finished)
 
@@ -51,7 +55,8 @@ class SavedRun:
     ) -> Path | None:
         """Commit one checkpoint, whole or not at all; return its path, or None in a process that does not write.
 
-        The cursor `feed` has to be taken together with the variables.
+        The cursor `feed` has to be taken together with the variables. Raise MachineError if the system refuses to
+        write.
         """
         record = {
             "epoch": totals.epochs,
@@ -75,7 +80,9 @@ class SavedRun:
     ) -> tuple[RunTotals, NotedMeans]:
         """Restore the newest checkpoint, and return its totals and the means noted so far.
 
-        Without one the feed goes to its beginning, and the model stays as it is.
+        Without one the feed goes to its beginning, and the model stays as it is. Raise DataError if all checkpoints are
+        damaged, or if the newest intact one is of another model, and SettingsError if it is of another job, stream or
+        plan. The feed's errors of attaching at the cursor (RefusedError, LostError) are passed on.
         """
         checkpoint = self._folder.read_last()
         if checkpoint is None:
@@ -91,13 +98,19 @@ class SavedRun:
         return totals, NotedMeans.of(record.get("noted", {}))
 
     def read(self, model: Any, early_stop: EarlyStop | None) -> RunTotals | None:
-        """Restore the newest checkpoint, but not the feed's place; return its totals, or None if there is none."""
+        """Restore the newest checkpoint, but not the feed's place; return its totals, or None if there is none.
+
+        Raise DataError if all checkpoints are damaged, or if the newest intact one is of another model.
+        """
         checkpoint = self._folder.read_last()
         return None if checkpoint is None else _take_in(model, early_stop, *checkpoint)
 
 
 def _take_in(model: Any, early_stop: EarlyStop | None, arrays: Arrays, record: Mapping[str, Any]) -> RunTotals:
-    """Restore variables and early stopping from a checkpoint, and return its totals."""
+    """Restore variables and early stopping from a checkpoint, and return its totals.
+
+    Raise DataError if the checkpoint's values are of another number or have other shapes than the model's variables.
+    """
     assign_arrays(_variables(model), arrays)
     if early_stop is not None:
         early_stop.restore(record.get("early_stop", {}))
@@ -114,14 +127,15 @@ def _variables(model: Any) -> list[Any]:
 def plain_value(variable: Any) -> NDArray[np.generic]:
     """Return the value in a dtype that a file of plain arrays can hold.
 
-    A bfloat16 becomes a float32, which represents it exactly.
+    Of a dtype that NumPy itself does not have, such as bfloat16, it becomes a float32, which represents a bfloat16
+    exactly.
     """
     value: NDArray[np.generic] = tf.convert_to_tensor(variable).numpy()
     return value if value.dtype.isbuiltin == 1 else value.astype(np.float32)
 
 
 def plain_arrays(variables: Sequence[Any]) -> dict[str, NDArray[np.generic]]:
-    """Return the values under their places, as the arrays of a checkpoint."""
+    """Return the values as `plain_value` does, under their places ("0", "1" …), as the arrays of a checkpoint."""
     return {str(at): plain_value(variable) for at, variable in enumerate(variables)}
 
 
@@ -139,7 +153,7 @@ def assign_values(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]
 
 
 def _another_model(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> DataError:
-    """Return the error that names the first variable of another shape, or says how many values there are."""
+    """Return the DataError that says how many values there are, and names the first of another shape, if any."""
     odd = [
         (place, variable, array)
         for place, (variable, array) in enumerate(zip(variables, arrays, strict=False))

@@ -58,7 +58,10 @@ class EvaluateOrder(JobOrder):
 def evaluate(order: EvaluateOrder) -> int:
     """Evaluate, and print a line for each stream and checkpoint; return the exit code.
 
-    Raise DataError if there is no checkpoint, LostError if the loaders are gone.
+    It is 0, or that of DataError if batches were given up. Raise DataError if there is no checkpoint, if all are
+    damaged, or if a checkpoint does not fit the model; LostError if the loaders are gone; SettingsError for a stream
+    for training, or for a folder, module or metrics that are unfit; and EndedError if the job ends while a single
+    evaluation goes on.
     """
     began_s = time.monotonic()
     if order.summaries is not None:
@@ -120,7 +123,11 @@ def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
 
 
 def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> Iterator[tuple[Arrays, dict[str, Any]]]:
-    """Yield the newest checkpoint and, when following, each new one; raise DataError if there was none."""
+    """Yield the newest checkpoint and, when following, each new one; raise DataError if there was none.
+
+    Checkpoints are passed over while one is evaluated, but for the newest. Raise DataError too if all are damaged, and
+    the feed's error, its job's end or LostError while waiting.
+    """
     asked_s, newest = began_s, ""
     folder = CheckpointFolder(order.checkpoints, 1)
     while True:
@@ -155,7 +162,10 @@ def no_checkpoint(folder: CheckpointFolder, *, is_followed: bool = False) -> Dat
 
 
 def models_own(arrays: Arrays, record: dict[str, Any]) -> list[Any]:
-    """Return the model's values, without the optimizer's, which follow them."""
+    """Return the model's values, without the optimizer's, which follow them.
+
+    All values are the model's if the record does not say how many are.
+    """
     return [arrays[str(at)] for at in range(record.get("model_variables", len(arrays)))]
 
 
@@ -169,7 +179,10 @@ def _print_for_people(order: EvaluateOrder, line: str) -> None:
 
 
 def _share(feed: Feed, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
-    """Report the values to the coordinator, for `loader-server status`."""
+    """Report the values, with their number of rows, to the coordinator, for `loader-server status`.
+
+    Raise SettingsError for a number that is out of the protocol's bounds.
+    """
     means = {name: value for name, value in values.items() if name != "rows"}
     feed._session.results.share(
         means, rows=int(values["rows"]), epoch=judged.epoch, step=judged.step,

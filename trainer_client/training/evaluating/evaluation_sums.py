@@ -53,7 +53,7 @@ class OwnSums:
         self._sums = states if self._sums is None else self._sums + states
 
     def whole(self) -> NDArray[np.float64]:
-        """Return the sums of this process's batches."""
+        """Return the sums of this process's batches; a single 0 if there was none."""
         return np.asarray(0.0 if self._sums is None else self._sums, np.float64)
 
 
@@ -73,7 +73,11 @@ class RankSums(OwnSums):
         self._nbytes = nbytes
 
     def whole(self) -> NDArray[np.float64]:
-        """Return the sums over all ranks, after waiting for them."""
+        """Return the sums over all ranks, after waiting for them.
+
+        Raise SettingsError if ranks have states of different sizes, LostError if a rank or the coordinator is lost,
+        EndedError if ranks part at the job's end, and the error of a feed that fails.
+        """
         # A rank that had no batch has a single zero so far: all ranks have to send states of the same size.
         own = np.broadcast_to(super().whole(), (self._nbytes // 8,)).astype("<f8").tobytes()
         return np.frombuffer(self._session.results.sum_states(own, epoch=self._epoch, step=self._step), "<f8")
@@ -90,7 +94,7 @@ class LeasedSums:
         self._label, self._version = label, version
 
     def begin(self, layout: str, nbytes: int) -> None:
-        """Name the evaluation by a hash of what its results depend on, and begin it under that name."""
+        """Name the evaluation by a hash of what its results depend on, and join it under that name."""
         digest = digest64(f"{self._version} {layout}".encode())
         self.name = f"{self._label[:_LABEL]} {digest:016x}"
         self._leases.begin_evaluation(self.name, nbytes)
@@ -102,9 +106,10 @@ class LeasedSums:
         self._leases.note_states(np.asarray(states, "<f8").tobytes())
 
     def whole(self) -> NDArray[np.float64] | None:
-        """Return the sums of all trainers, or None if batches are left.
+        """Return the sums of all trainers, or None if batches are left; note how many batches were given up.
 
-        Raise EndedError if some are left and the job was ended, as they will never be done.
+        Raise EndedError if some are left and the job was ended, as they will never be done, LostError if the
+        coordinator does not answer, and the error of a feed that fails.
         """
         answer = self._leases.ask_sums()
         if answer is None:
@@ -130,7 +135,10 @@ class Judged:
 
 
 def sums_of(session: FeedSession, judged: Judged) -> EvaluationSums:
-    """Return the sums for this stream, by how trainers share it: leases, ranks in lockstep, or one process."""
+    """Return the sums for this stream, by how trainers share it: leases, ranks in lockstep, or one process.
+
+    Sums over leases are named, so that evaluations of another model, epoch, step or plan are apart.
+    """
     if session.cursor.names_evaluations:
         # Whatever results depend on is in the name, so evaluations of another model, step or plan are apart.
         version = f"{judged.version} {judged.epoch} {judged.step} {session.spec.plan_digest}"

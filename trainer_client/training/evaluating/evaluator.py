@@ -71,7 +71,9 @@ class Evaluator:
         """Return loss, metrics and the number of rows, for the model with these values in its variables, or as it is.
 
         Elements are as for `fit`. With `sums` of several processes, each has a part of the batches, and all get the
-        same values, those of all.
+        same values, those of all. Raise DataError if the values do not fit the model, and SettingsError for metrics
+        that several processes cannot sum, or that are too large for it. Errors of the data and of the sums are passed
+        on.
         """
         sums = sums or OwnSums()
         self._arrays = arrays
@@ -86,7 +88,10 @@ class Evaluator:
         return self._results(whole)
 
     def _sum(self, data: Any, sums: EvaluationSums, *, goes_on: bool = False) -> NDArray[np.float64] | None:
-        """Read data to its end; return the sums over all batches, or None if others have left some."""
+        """Read data to its end; return the sums over all batches, or None if others have left some.
+
+        Without any batch, and with nothing begun, it is a single 0. Errors of `evaluate` are raised here.
+        """
         has_begun = goes_on or self._begin(sums)
         for batch in data:
             parts = keras.utils.unpack_x_y_sample_weight(batch)
@@ -100,8 +105,9 @@ class Evaluator:
     def _begin(self, sums: EvaluationSums) -> bool:
         """Begin the sums, if metrics have their variables by now; return whether they have.
 
-        Raise SettingsError for metrics that cannot be summed, or are too large, if several processes share the
-        evaluation.
+        Metrics whose variables are declared as no sums are counted in the usual way if this process has all batches. If
+        several processes share the evaluation, raise SettingsError for such metrics, and for variables that are too
+        large.
         """
         states = self._states
         if states is None:
@@ -132,7 +138,10 @@ class Evaluator:
     # --- before the first batch ---
 
     def _prepare(self, inputs: Any, targets: Any, weight: Any) -> None:
-        """Assign the model's values, and have metrics make the variables that depend on outputs."""
+        """Assign the model's values, and have metrics make the variables that depend on outputs; both once only.
+
+        Raise DataError if the values are of another number or have other shapes than the model's variables.
+        """
         if self._arrays is not None:
             if not self._model.built:
                 self._model(inputs)
@@ -148,7 +157,10 @@ class Evaluator:
             self._states = MetricVector(self._all())
 
     def _trace_for_any_shape(self, data: Any) -> None:
-        """Trace one graph for all shapes; if the model needs sizes, each shape has one of its own."""
+        """Trace one graph for all shapes; if the model needs sizes, each shape has a graph of its own.
+
+        An error of tracing is logged. Do nothing if the data has no spec, or the model is not built.
+        """
         spec = getattr(data, "element_spec", None)
         if spec is None or not self._model.built:
             return
@@ -163,7 +175,12 @@ class Evaluator:
     # --- a batch ---
 
     def _added_by(self, parts: tuple[Any, Any, Any], sums: EvaluationSums) -> Any:
-        """Return what a batch adds to the variables."""
+        """Return what a batch adds to the variables.
+
+        The first batches, and ever fewer later ones, are counted twice: a metric to which that does not add the same
+        twice is counted in the usual way from then on, or, if several processes share the evaluation, refused with
+        SettingsError.
+        """
         states = self._states
         assert states is not None
         self._batches += 1
@@ -183,7 +200,10 @@ class Evaluator:
     def _note_unsummed(
         self, metrics: Sequence[Any], sums: EvaluationSums, *, sofar: NDArray[np.float64] | None = None
     ) -> None:
-        """Count these metrics in the usual way from now on, starting from their sums so far."""
+        """Count these metrics in the usual way from now on, starting from their sums so far.
+
+        If several processes share the evaluation they are only noted. Metrics that are noted already are passed over.
+        """
         new = [metric for metric in metrics if metric not in self._unsummed]
         if not new:
             return
@@ -198,7 +218,8 @@ class Evaluator:
     def _judge(self, inputs: Any, targets: Any, weight: Any, is_checked: Any) -> tuple[Any, Any]:
         """Count a batch with metrics that were reset, and, if it is checked, count it once more.
 
-        Return the metrics' variables after each.
+        Return the metrics' variables after each, the same ones if it is not checked. Metrics that are no sums are never
+        reset, and counted once.
         """
         assert self._states is not None
         outputs = self._model(inputs, training=False)
@@ -231,7 +252,10 @@ _SEVERAL = "an evaluation by several processes"
 
 
 def _named(name: str, result: Any) -> Iterator[tuple[str, float]]:
-    """Yield each number of a metric's result, which may be one for each class, or have names."""
+    """Yield each number of a metric's result, with its name.
+
+    A result with names has those; several numbers, such as one for each class, are numbered: `name_0`.
+    """
     if isinstance(result, dict):
         for key, value in result.items():
             yield from _named(str(key), value)
@@ -277,12 +301,12 @@ class MetricVector:
         return 8 * self.size
 
     def layout(self) -> str:
-        """Return a description of the metrics, with the shapes of their variables."""
+        """Return a description of the metrics: their names, settings and the shapes of their variables."""
         shapes = [[variable.shape for variable in variables] for variables in self._variables]
         return " ".join(f"{describe(metric)}{shape}" for metric, shape in zip(self._metrics, shapes, strict=True))
 
     def read(self) -> Any:
-        """Return what all variables hold now."""
+        """Return what all variables hold now, as one vector of float64."""
         flat = [
             tf.reshape(tf.cast(variable.value, tf.float64), [-1])
             for variables in self._variables
@@ -291,11 +315,11 @@ class MetricVector:
         return tf.concat(flat, 0)
 
     def place(self, metric: Any) -> slice:
-        """Return where a metric's variables lie in the vector."""
+        """Return the slice of the vector in which a metric's variables lie."""
         return self._places[self._metrics.index(metric)]
 
     def load(self, metric: Any, vector: NDArray[np.float64]) -> None:
-        """Give a metric's variables their part of the vector."""
+        """Give a metric's variables their part of the vector, cast to their dtypes."""
         at = self.place(metric).start
         for variable in self._variables[self._metrics.index(metric)]:
             count = int(np.prod(variable.shape))
@@ -313,7 +337,10 @@ class MetricVector:
         ]
 
     def not_additive(self, once: NDArray[np.float64], twice: NDArray[np.float64]) -> list[Any]:
-        """Return the metrics to which a batch added something else when it was counted a second time."""
+        """Return the metrics to which a batch added something else when it was counted a second time.
+
+        Small differences, as float32 rounds, do not count, nor do numbers that are not finite.
+        """
         with np.errstate(invalid="ignore"):  # infinite losses
             first, second = once - self.base, twice - once
         # Sums that are not finite cannot be compared, so nothing is held against them.
@@ -321,7 +348,7 @@ class MetricVector:
         return [metric for metric, place in zip(self._metrics, self._places, strict=True) if not np.all(alike[place])]
 
     def refuse_too_large(self) -> None:
-        """Raise SettingsError if the vector takes more than an evaluation by several processes may."""
+        """Raise SettingsError if the vector takes more than MOST_STATE_BYTES, the most of several processes."""
         if self.nbytes > MOST_STATE_BYTES:
             largest = max(self._metrics, key=lambda metric: self.place(metric).stop - self.place(metric).start)
             place = self.place(largest)
@@ -345,7 +372,10 @@ def refuse_unsummed(metrics: Sequence[Any], *, where: str) -> None:
 
 
 def describe(thing: Any) -> str:
-    """Return a name for a metric or loss that is the same in each process, with its settings."""
+    """Return a name for a metric or loss that is the same in each process, with its settings.
+
+    Of an object without a configuration, or whose `get_config` fails, the class and the name stand alone.
+    """
     name = getattr(thing, "name", None) or getattr(thing, "__name__", None) or type(thing).__name__
     config: Any = None
     if isinstance(thing, keras.metrics.Metric | keras.losses.Loss):

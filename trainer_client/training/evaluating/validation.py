@@ -98,10 +98,11 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Evaluate if one of the steps that have just run was due.
+        """Evaluate if one of the steps that have just run was due; do nothing if evaluation goes by epochs.
 
         Their beginning is counted back from their end, because before the first of them a checkpoint may not be
-        restored yet.
+        restored yet. If the job is ended meanwhile, training stops; other errors of evaluating are passed on, such as
+        SettingsError for metrics that cannot be summed.
         """
         # Counted from the model's beginning, so a run that was resumed is judged at the same places.
         if self._steps is not None:
@@ -110,12 +111,19 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
                 self._judge_all(self._epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Evaluate, if it is due after this epoch."""
+        """Evaluate, if it is due after this epoch; do nothing if evaluation goes by steps.
+
+        If the job is ended meanwhile, training stops; other errors of evaluating are passed on, such as SettingsError
+        for metrics that cannot be summed.
+        """
         if self._epochs is not None and (epoch + 1) % self._epochs == 0:
             self._judge_all(epoch + 1, logs)
 
     def _judge_all(self, epochs: int, logs: dict[str, Any] | None) -> None:
-        """Evaluate on all feeds and put the values into the logs; if the job is ended meanwhile, stop training."""
+        """Evaluate on all feeds and put the values into the logs; if the job is ended meanwhile, stop training.
+
+        Then nothing is put into the logs. Other errors of evaluating are passed on.
+        """
         try:
             for feed, data in self._data:
                 self._judge(feed._session, data, epochs)
@@ -149,7 +157,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         return Judged(label=self.model.name, version=digest_of_arrays(values), epoch=epochs, step=step)
 
     def _step(self) -> int:
-        """Return the step since the model began from nothing; of `fit`, the updates, which are its steps."""
+        """Return the step since the model began from nothing, as our loops count it; in `fit`, the updates."""
         done: int | None = self.params.get(STEPS_DONE)
         return int(plain_value(self.model.optimizer.iterations)) if done is None else done
 

@@ -86,13 +86,17 @@ class BaseLoop:
 
     @property
     def reason(self) -> str:
-        """Why training is over; nothing while it goes on."""
+        """Why training is over; empty while it goes on."""
         return self._progress.reason
 
     # --- before the first step ---
 
     def _warm_up(self) -> None:
-        """Build the model, trace its step and try each shape; the model's values stay as they were."""
+        """Build the model, trace its step and try each planned shape; the model's values stay as they were.
+
+        Of a pipeline no shapes are planned: the model is built on its first element, and none is tried. Raise
+        SettingsError for a loss, model or keys that the step cannot take.
+        """
         for_each_shape = self._data.for_each_shape
         if for_each_shape is None:
             self._build(self._placement.one_of(next(iter(self._data.elements))))  # reading does not move the cursor
@@ -115,12 +119,13 @@ class BaseLoop:
                 self._model(self._step.inputs(element))
 
     def _when_built(self) -> None:
-        """Do what a loop needs once the model has its variables, before its step is traced."""
+        """Do what a loop needs once the model has its variables, before its step is traced; here nothing."""
 
     def _trace_for_any_shape(self) -> None:
         """Trace one graph for all shapes, as `fit` has; if the model needs sizes, each shape gets its own.
 
-        A graph for each shape takes a second or more to trace, each time that a run begins.
+        A graph for each shape takes a second or more to trace, each time that a run begins. SettingsError is raised;
+        any other error of tracing is logged. Without a spec of all shapes, do nothing.
         """
         # Measured: it saves 0.6 to 0.9 s of CPU for each of 15 shapes, and steps of a small model take 5 to 6 % more.
         spec = self._placement.any_element(self._data.elements)
@@ -134,7 +139,7 @@ class BaseLoop:
             self._log.info("the step is traced for each shape: it fails where sizes are open", error=str(error))
 
     def _start(self, there: RunTotals, over: str = "") -> None:
-        """Begin the run from these totals; `over` is why it is over already, empty if it is not."""
+        """Begin the run from these totals, and print so; `over` is why it is over already, empty if it is not."""
         self._rows = self._session.trained_rows
         self._params[STEPS_DONE] = there.steps
         self._progress.begin(f"training {self._session.spec.stream}", there)
@@ -155,7 +160,8 @@ class BaseLoop:
     def _finite_step(self, element: Any) -> tuple[float, int, float]:
         """Return loss, valid rows and outcome of a step, retried while its gradients are not finite.
 
-        Raise DataError after the last retry.
+        Raise DataError after the last retry. Errors of the strategy are passed on: SettingsError for a model that it
+        cannot train, LostError if another process is lost.
         """
         # The same batch may do better: dropout draws anew, and a loss that is scaled is scaled less after each try.
         for attempt in range(1 + self._settings.retries):
@@ -184,7 +190,11 @@ class BaseLoop:
         )  # fmt: skip
 
     def _note_step(self, loss: float, rows: int) -> None:
-        """Note a step that was applied and that the cursor has counted."""
+        """Note a step that was applied and that the cursor has counted.
+
+        Ranks in lockstep may wait here to agree on the time: raise EndedError if the job is ended meanwhile, LostError
+        if a rank or the coordinator is lost, and the error of a feed that fails.
+        """
         session = self._session
         trained, self._rows = session.trained_rows - self._rows, session.trained_rows
         self._noted.add({"loss": loss}, rows)
@@ -200,7 +210,7 @@ class BaseLoop:
     # --- between two steps ---
 
     def _look_up(self) -> None:
-        """Report, save and heed callbacks, as far as each is due between two steps."""
+        """Report, save and heed callbacks, as far as each is due between two steps; errors of these are passed on."""
         if self._step.traces > self._teller.traces:
             self._teller.count_traces(self._step.traces)
         self._teller.tell_progress(self._progress)
@@ -222,7 +232,7 @@ class BaseLoop:
     def _end_epoch_of_callbacks(self, epoch: int, logs: dict[str, Any]) -> None:
         """Call each callback with the same logs, so that later ones see what earlier ones add.
 
-        Keras's list of callbacks would give each a copy.
+        Keras's list of callbacks would give each a copy. Errors of callbacks are passed on.
         """
         for callback in self._callbacks.callbacks:
             callback.on_epoch_end(epoch, logs)
@@ -230,14 +240,20 @@ class BaseLoop:
     # --- saving ---
 
     def _is_save_due(self) -> bool:
-        """Return whether to save now, between two steps."""
+        """Return whether to save now, between two steps.
+
+        Each loop has its own; here it raises NotImplementedError.
+        """
         raise NotImplementedError
 
     def _save(self) -> Any:
         raise NotImplementedError
 
     def _is_long_ago(self, steps: int) -> bool:
-        """Return whether the last checkpoint is old enough to save again, by steps or by time."""
+        """Return whether the last checkpoint is old enough to save again, by steps or by time.
+
+        A setting that is None does not count.
+        """
         every_s, every = self._settings.save_every_s, self._settings.save_every_steps
         by_time = every_s is not None and time.monotonic() - self._saved_at_s >= every_s
         return by_time or (every is not None and steps - self._saved_steps >= every)

@@ -40,15 +40,21 @@ class Placement(ABC):
 
     @abstractmethod
     def refuse_other_world(self, feed: Feed) -> None:
-        """Raise SettingsError for a feed whose ranks are not this strategy's replicas."""
+        """Raise SettingsError for a feed whose ranks are not this strategy's replicas, or of an unfit mode."""
 
     @abstractmethod
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """Return the elements of steps: each iteration goes from the cursor to the end of its epoch."""
+        """Return the elements of steps: each iteration goes from the cursor to the end of its epoch.
+
+        Raise SettingsError for keys that batches lack or that do not fit together.
+        """
 
     @abstractmethod
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
-        """Return the elements that a user's function makes of the feed's batches, which have any shapes."""
+        """Return the elements that a user's function makes of the feed's batches, which have any shapes.
+
+        Raise SettingsError if the stream is no pipeline.
+        """
 
     @abstractmethod
     def one_of(self, element: Any) -> Any:
@@ -64,23 +70,29 @@ class Placement(ABC):
 
     @abstractmethod
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
-        """Return the step as a graph; with `any_shape`, one graph for any number of shapes."""
+        """Return the step as a graph; with `any_shape`, one graph for any number of shapes.
+
+        With `xla`, what each replica computes is compiled. Raise SettingsError, now or as it is traced, for an
+        optimizer or model that the strategy cannot train.
+        """
 
     def prepare_optimizer(self, model: Any) -> None:  # noqa: B027 - most strategies have nothing to prepare
         """Prepare for the optimizer's variables, which come next; the model is built.
 
-        Raise SettingsError for trained variables of which replicas have no copies that could be kept equal.
+        Raise SettingsError for variables of which replicas have no copies that could be kept equal, or for a model that
+        the strategy cannot train. Most strategies have nothing to do here.
         """
 
     def refuse_unequal(self, model: Any) -> None:  # noqa: B027 - where variables have one copy, they are equal
         """Raise DataError for variables, the optimizer's too, that are not the same on all replicas.
 
-        All processes call it at the same step.
+        All processes call it at the same step; raise LostError if a process is lost. Where variables have one copy, do
+        nothing.
         """
 
     def heeds(self, *, asked: bool) -> bool:
         """Return whether to stop now; `asked` says whether this process was asked to.
 
-        All processes of a run stop after the same step.
+        All processes of a run stop after the same step; one that trains alone stops if it was asked.
         """
         return asked

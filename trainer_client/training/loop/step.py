@@ -58,15 +58,18 @@ class TrainStep:
         return keras.utils.unpack_x_y_sample_weight(element)[0]
 
     def variables_read(self) -> list[Any]:
-        """Return the variables that `contribute` reads."""
+        """Return the variables that `contribute` reads: the model's, and the scale of a loss that is scaled."""
         return [*self.model.variables, *([self.optimizer.dynamic_scale] if self._scales else [])]
 
     def __call__(self, element: Any) -> Any:
-        """Train on the element, where there is no other replica; return loss, valid rows and outcome."""
+        """Train on the element, where there is no other replica; return loss, valid rows and outcome.
+
+        Raise SettingsError if the loss has one value for the whole batch.
+        """
         return self.settle(self.contribute(element))
 
     def settle(self, part: Contribution) -> Any:
-        """Apply the contribution of all replicas, if that is allowed; return loss, valid rows and outcome."""
+        """Apply the contribution of all replicas, if `may_apply` allows it; return loss, valid rows and outcome."""
         became = self.became(part)
         # Asked in each step, which takes 2 to 3 % of one of 5 ms. Other forms of the condition, and of the sums that
         # it looks at, made no difference above noise.
@@ -74,7 +77,10 @@ class TrainStep:
         return tf.stack([part.loss, part.rows, became])
 
     def contribute(self, element: Any) -> Contribution:
-        """Return one replica's contribution to a step; no variable is changed except seeds."""
+        """Return one replica's contribution to a step; no variable is changed except seeds.
+
+        Without weights every row counts. Raise SettingsError if the loss has one value for the whole batch.
+        """
         self.traces += 1  # Python runs while TensorFlow traces, and only then
         inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(element)
         # The forward pass assigns its statistics at once. They are put back below, because only a step that is applied
@@ -100,15 +106,19 @@ class TrainStep:
         return Contribution(tf.cast(loss, tf.float32), rows, weight_of_rows, gradients, after)
 
     def became(self, part: Contribution) -> Any:
-        """Return the outcome of a step with this contribution of all replicas."""
+        """Return the outcome of a step with this contribution of all replicas.
+
+        It is NOTHING_TO_APPLY without valid rows, else NOT_FINITE if the loss or a gradient is not finite, else
+        APPLIED.
+        """
         outcome = tf.where(_are_finite([part.loss, *part.gradients]), APPLIED, NOT_FINITE)
         return tf.where(part.rows > 0, outcome, NOTHING_TO_APPLY)
 
     def may_apply(self, part: Contribution, became: Any) -> Any:
-        """Return whether to call `apply`.
+        """Return whether to call `apply`: if the outcome is APPLIED.
 
-        An optimizer that scales the loss is called even if gradients overflow: it does not apply those, and scales less
-        from then on.
+        An optimizer that scales the loss is called even if gradients overflow, as long as there are valid rows and the
+        loss is finite: it does not apply those, and scales less from then on.
         """
         return (part.rows > 0) & tf.math.is_finite(part.loss) if self._scales else became == APPLIED
 
@@ -134,7 +144,10 @@ class TracedStep:
         self._graph: Any = None
 
     def get_concrete_function(self, *specs: Any) -> Any:
-        """Trace the function for these specs and return the graph, which later calls use."""
+        """Trace the function for these specs and return the graph, which later calls use.
+
+        If the user has functions run eagerly, calls do not use it.
+        """
         graph = self._function.get_concrete_function(*specs)
         # A graph that is kept would be called even though the user has functions run eagerly.
         if not tf.config.functions_run_eagerly():
@@ -142,7 +155,7 @@ class TracedStep:
         return graph
 
     def __call__(self, *elements: Any) -> Any:
-        """Take the step, by the graph if the elements fit it."""
+        """Take the step, by the graph if there is one and the elements fit it, else by the function."""
         if self._graph is not None:
             try:
                 return self._graph(*elements)
@@ -186,7 +199,7 @@ def _shares(losses: list[Any], weight: Any) -> list[Any]:
 
 
 def _are_finite(values: list[Any]) -> Any:
-    """Return whether all values are finite, gradients among them."""
+    """Return whether all values are finite, gradients among them; None, a missing gradient, is passed over."""
     dense = [value.values if isinstance(value, tf.IndexedSlices) else value for value in values if value is not None]
     # If any value is not finite, their sum is not, and summing takes half the time of looking at each. The sum may also
     # be too large though all values are finite, so then each is looked at.
@@ -198,7 +211,8 @@ def _are_finite(values: list[Any]) -> Any:
 def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:
     """Return a function that computes the weighted mean of the loss over rows.
 
-    What a row without a sample computes is replaced before it can be infinite.
+    What a row without a sample computes is replaced before it can be infinite. The function raises SettingsError for a
+    loss that has one value for the whole batch.
     """
     if isinstance(loss, RowLoss):
         return lambda targets, outputs, weight: loss(targets, outputs, sample_weight=weight)
@@ -213,9 +227,9 @@ def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 def _row_means(values: Any, mask: Any) -> Any:
-    """Return the mean loss within each row, over what Keras's mask lets through.
+    """Return the mean loss within each row, over what Keras's mask lets through; 0 for a row where that is nothing.
 
-    Raise SettingsError for a loss that has one value for the whole batch.
+    Without a mask it is over the whole row. Raise SettingsError for a loss that has one value for the whole batch.
     """
     if values.shape.rank == 0:
         raise SettingsError(

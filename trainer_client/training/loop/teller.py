@@ -66,7 +66,10 @@ class Rates:
 
     @classmethod
     def between(cls, before: Figures, now: Figures) -> Rates:
-        """Return the rates between two readings of the figures."""
+        """Return the rates between two readings of the figures.
+
+        The time waited is at most the whole; without any bytes the padding is 0.
+        """
         seconds = max(now.at_s - before.at_s, 1e-9)
         padded = now.padded_bytes - before.padded_bytes
         return cls(
@@ -109,7 +112,7 @@ class Teller:
         self._noted.add({"loss": loss}, rows)
 
     def note_ahead(self) -> None:
-        """Note how many batches are ahead of the model, as it asks for its next one."""
+        """Note how many batches are ahead of the model, as it asks for its next one; do nothing without summaries."""
         if self._summaries is None:
             return
         now = self._session.batches_ahead()
@@ -117,15 +120,16 @@ class Teller:
         self._ahead = [_LEFT * old + (1 - _LEFT) * new for old, new in zip(before, now, strict=True)]
 
     def count_traces(self, traces: int) -> None:
-        """Count and log traces in the midst of training, for shapes that were not planned."""
+        """Count and log traces in the midst of training, for unplanned shapes; `traces` is their number in all."""
         self._session.accounts.count_retraces(traces - self.traces)
         self.traces = traces
         self._log.warning("a step was traced again: its shape was not planned", traces=traces)
 
     def tell_progress(self, progress: RunProgress) -> None:
-        """Print a progress line if it is time.
+        """Print a progress line if it is time, and summarize its figures; do nothing in a quiet process.
 
-        Where other processes take steps as well, the count may pass over a multiple of the interval.
+        Where other processes take steps as well, the count may pass over a multiple of the interval. Raise LostError if
+        no worker says how many batches the epoch has.
         """
         # Not `steps % every`: a count that leaps over a multiple, or stays on it for a refused step, would have no line
         # or two.
@@ -134,7 +138,10 @@ class Teller:
             self._tell(progress)
 
     def _tell(self, progress: RunProgress) -> None:
-        """Print a progress line and write its figures to the summaries."""
+        """Print a progress line and write its figures to the summaries, if there are any.
+
+        Raise LostError if no worker says how many batches the epoch has.
+        """
         totals, session = progress.totals, self._session
         loss, self._noted = self._noted.means(), NotedMeans()  # over samples: a batch with few rows counts for few
         now = self._figures(totals.steps)
@@ -153,11 +160,17 @@ class Teller:
         self._summarize(totals.steps, values)
 
     def tell_judged(self, steps: int, values: Mapping[str, float]) -> None:
-        """Write the values of an evaluation within an epoch to the summaries; its lines are printed already."""
+        """Write the values of an evaluation within an epoch to the summaries, if there are any.
+
+        The loss of training is left out. Its lines are printed already.
+        """
         self._summarize(steps, {name: float(value) for name, value in values.items() if name != "loss"})
 
     def tell_epoch(self, totals: RunTotals, logs: Mapping[str, Any], whose: str = "") -> None:
-        """Print and summarize the values of an epoch, validation included; `whose` is added to the step."""
+        """Print and summarize the values of an epoch, validation included; `whose` is added to the step.
+
+        Values that are no plain numbers are left out. A quiet process does nothing.
+        """
         if self._is_quiet:
             return
         values = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
@@ -180,7 +193,7 @@ class Teller:
         )
 
     def close(self) -> None:
-        """Close the summaries."""
+        """Close the summaries, if there are any."""
         if self._summaries is not None:
             self._summaries.close()
 
@@ -191,7 +204,7 @@ def progress_line(
     """Return the progress line.
 
     `place` is the epoch, with a fraction for the part of it that is done, and the step. Without samples there is no
-    loss.
+    loss, and with `left_s` None no time that is left. By `scope` it says which figures are of this process alone.
     """
     epoch, step = place
     loss_text = "no samples" if loss is None else f"loss {loss:.4f}"
@@ -211,7 +224,8 @@ def seconds_left(
 ) -> float | None:
     """Return the seconds until the first of the limits is reached, or None if nothing is known.
 
-    `left` is the steps, epochs and seconds until each limit; all epochs are taken to have `epoch_steps` steps.
+    `left` is the steps, epochs and seconds until each limit; all epochs are taken to have `epoch_steps` steps. Steps
+    and epochs count only at a pace above 0, and epochs only if their steps are known. A limit that is passed gives 0.
     """
     steps, epochs, limit_s = left
     to_go = [steps] if steps is not None else []

@@ -45,7 +45,10 @@ class TrainingLoop(BaseLoop):
     def run(self) -> str:
         """Train until the target is reached, or training ends early; return why it ended.
 
-        Raise KeyboardInterrupt, after saving, if the process is interrupted.
+        Raise KeyboardInterrupt, after saving, if the process is interrupted. Raise DataError if all checkpoints are
+        damaged or the newest does not fit the model, if replicas differ, or if gradients stay not finite; SettingsError
+        for a model, loss or checkpoint that does not fit; RefusedError if another run took the queue; LostError if the
+        loaders or another process are lost; and MachineError if nothing can be written.
         """
         with ctrl_c.deferred(reads_on=self._placement.agrees_to_stop) as interruption:
             self._begin_or_tell()
@@ -69,14 +72,18 @@ class TrainingLoop(BaseLoop):
     def check_replicas(self) -> None:
         """Raise DataError if variables, the optimizer's too, are not the same on all replicas.
 
-        It is checked before the first step as well. All processes have to call it at the same step.
+        It is checked before the first step as well. All processes have to call it at the same step. Raise LostError if
+        a process is lost.
         """
         self._placement.refuse_unequal(self._model)
 
     # --- steps ---
 
     def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
-        """Train to the epoch's end or until a stop; raise KeyboardInterrupt if that was asked for."""
+        """Train to the epoch's end or until a stop; raise KeyboardInterrupt if that was asked for.
+
+        An epoch that is over is evaluated and saved first. Errors of callbacks, of steps and of saving are passed on.
+        """
         epoch = self._session.cursor.at.epoch
         self._callbacks.on_epoch_begin(epoch)
         self._take_steps(interruption)
@@ -91,7 +98,9 @@ class TrainingLoop(BaseLoop):
     def _take_steps(self, interruption: ctrl_c.Interruption) -> None:
         """Take steps to the epoch's end and no further.
 
-        An epoch that is over is evaluated, even if its last step was interrupted.
+        An epoch that is over is evaluated, even if its last step was interrupted. Raise RefusedError if another run has
+        taken the queue, and DataError if gradients are not finite after the last retry; the feed's errors are passed
+        on.
         """
         iterator = iter(self._data.elements)
         batch = 0
@@ -125,7 +134,10 @@ class TrainingLoop(BaseLoop):
             )  # fmt: skip
 
     def _tell_callbacks(self, batch: int, loss: float) -> None:
-        """Report a finished step to the callbacks, which may add to the logs for those after them."""
+        """Report a finished step to the callbacks, which may add to the logs for those after them.
+
+        What they add is written to the summaries. Errors of callbacks are passed on.
+        """
         logs, steps = {"loss": loss}, self._progress.totals.steps
         self._params[STEPS_DONE] = steps
         for callback in self._callbacks.callbacks:  # one by one, as the list would give them copies of the logs
@@ -138,7 +150,11 @@ class TrainingLoop(BaseLoop):
         return self._placement.heeds(asked=interruption.is_asked)
 
     def _train_on(self, element: Any) -> float:
-        """Take one step, count it once it is applied, and return its loss."""
+        """Take one step, count it once it is applied, and return its loss.
+
+        Raise DataError if gradients are not finite after the last retry, and pass on errors of ranks that agree on the
+        time. A batch without valid rows counts too.
+        """
         cursor = self._session.cursor
         with self._timed("step"):
             # Model and cursor disagree until the cursor has moved: if anything ends the step in between, nothing is
@@ -155,7 +171,12 @@ class TrainingLoop(BaseLoop):
     # --- the end of an epoch ---
 
     def _end_epoch(self, epoch: int) -> None:
-        """Share the epoch's results, let callbacks evaluate it, and save; not saved if the job is ended meanwhile."""
+        """Share the epoch's results, let callbacks evaluate it, and save; not saved if the job is ended meanwhile.
+
+        Raise SettingsError if the logs lack the value that early stopping goes by, or for a number that is out of the
+        protocol's bounds, and RefusedError if another run has taken the queue; errors of agreeing on the time, of
+        callbacks and of writing are passed on.
+        """
         if self._progress.totals.epochs <= epoch:  # in lockstep its last step has counted it
             self._progress.count(epochs=epoch + 1)
         totals, noted, self._noted = self._progress.totals, self._noted, NotedMeans()
@@ -183,7 +204,11 @@ class TrainingLoop(BaseLoop):
             raise self._interrupted(error) from None
 
     def _begin(self) -> None:
-        """Warm up, restore the newest checkpoint and begin the run from there."""
+        """Warm up, restore the newest checkpoint and begin the run from there.
+
+        Raise DataError if all checkpoints are damaged or the newest does not fit the model, or if replicas differ, and
+        SettingsError for a model, loss or cursor that does not fit; the feed's errors of attaching are passed on.
+        """
         with self._timed("warm_up"):
             self._warm_up()
         self._saved.mark(finished=False)
@@ -213,20 +238,28 @@ class TrainingLoop(BaseLoop):
     # --- saving ---
 
     def _is_save_due(self) -> bool:
-        """Return whether to save now; an epoch that is over is saved only once it is evaluated."""
+        """Return whether to save now: the last checkpoint is long ago, and an epoch is begun and not over.
+
+        An epoch that is over is saved only once it is evaluated; nothing is saved while early stopping waits for
+        values. In queue mode raise LostError if the coordinator does not answer, and the error of a feed that fails.
+        """
         is_due = self._is_long_ago(self._progress.steps) and self._session.cursor.is_within_epoch()
         return is_due and not self._is_unjudged()
 
     def _is_unjudged(self) -> bool:
         """Return whether early stopping needs values of the model that it does not have yet.
 
-        That is so at an epoch's end, and if the job was ended while the model was evaluated.
+        That is so at an epoch's end, and if the job was ended while the model was evaluated; never without early
+        stopping.
         """
         # A checkpoint from before would lack them, and a run that is resumed there would decide otherwise.
         return self._early_stop is not None and (self._is_ending_epoch or JOB_ENDED in self._params)
 
     def _save_if_whole(self) -> None:
-        """Save, unless a step is in hand or early stopping waits for an evaluation."""
+        """Save, unless a step is in hand or early stopping waits for an evaluation; errors of saving are passed on.
+
+        Raise RefusedError if another run has taken the queue.
+        """
         if not self._is_in_step and not self._is_unjudged():
             self._noted = NotedMeans() if self._is_ending_epoch else self._noted
             self._save()

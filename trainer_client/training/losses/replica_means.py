@@ -27,7 +27,10 @@ def means_of_own_rows() -> Iterator[None]:
 
 
 def replica_of_several() -> Any:
-    """Return the replica's context if means are over the rows of several replicas, else None."""
+    """Return the replica's context if means are over the rows of several replicas, else None.
+
+    It is None for a single replica, outside a replica, and within `means_of_own_rows`.
+    """
     replica = tf.distribute.get_replica_context()
     return None if _ARE_OWN.get() or replica is None or replica.num_replicas_in_sync == 1 else replica
 
@@ -35,7 +38,7 @@ def replica_of_several() -> Any:
 def share_of_all(weight: Any) -> Any:
     """Return which fraction of the weight of all replicas' rows this weight is, by an all-reduce.
 
-    It is 1 if means are not over the rows of several replicas.
+    It is 1 if means are not over the rows of several replicas, and 0 if no replica has any weight.
     """
     replica = replica_of_several()
     if replica is None:

@@ -56,7 +56,12 @@ class PredictOrder(JobOrder):
 
 
 def predict(order: PredictOrder) -> None:
-    """Predict, together with other trainers, until every sample is done, and print the totals."""
+    """Predict, together with other trainers, until every sample is done, and print the totals.
+
+    Raise SettingsError if the output's folder, the stream or the module is unfit, and a MissingLibraryError if Parquet
+    cannot be written. Raise DataError if there is no whole checkpoint, if the output is of something else, or if the
+    model's outputs or the samples do not fit. Errors of `connect` and of the feed are passed on.
+    """
     began_s = time.monotonic()
     if order.output is not None:
         check_format(order.output)
@@ -105,7 +110,11 @@ class _Prediction:
             print(line, flush=True)
 
     def predict(self) -> Finished:
-        """Predict batches until the sink is complete, and return its counts of samples."""
+        """Predict batches until the sink is complete, and return its counts of usable and other samples.
+
+        Raise DataError as `_predict` does, or if another prediction was begun in place of ours. Errors of the feed are
+        passed on.
+        """
         # One pass need not do: a batch that another trainer leased may be missing still, and comes in a later epoch.
         while not self._sink.is_complete():
             for batch in self._feed:
@@ -117,7 +126,9 @@ class _Prediction:
     def _predict(self, batch: Batch) -> None:
         """Predict one batch and hand its outputs to the sink, without the rows that hold no sample.
 
-        Raise DataError if an output has the name of one of our own columns.
+        Raise DataError if the checkpoint does not fit the model, if an output has the name of one of our own columns or
+        lacks rows, or if a sample came before in another batch. Errors of asking workers for the samples' names are
+        passed on.
         """
         # A row without a sample has no tag; a sample that could not be used has one, and the weight 0.
         there = np.flatnonzero(batch["tag"] >= 0)
@@ -139,7 +150,7 @@ class _Prediction:
 
 
 def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
-    """Raise SettingsError unless the stream's epoch has every sample once, each in a row of its own."""
+    """Raise SettingsError for a stream that is for training, a pipeline, or has several samples in a row (packing)."""
     session = feed._session
     keys = {field.key for field in session.spec.fields}
     got = ""
@@ -180,7 +191,11 @@ def _digest(values: list[NDArray[Any]]) -> int:
 
 
 def _sink(order: PredictOrder) -> PredictionParts | _Processor:
-    """Return where outputs go: to parts, from which the file is made, or to the user's function."""
+    """Return where outputs go: to parts, from which the file is made, or to the user's function.
+
+    Without a file and a function, log a warning: outputs go nowhere. Raise SettingsError if the module cannot be
+    imported, or if its `prediction_processor` is no function.
+    """
     if order.output is not None:
         return PredictionParts(order.output)
     processor = order.module.find_function("prediction_processor")
@@ -224,7 +239,10 @@ class _Processor:
         return False
 
     def write(self, _number: int, columns: dict[str, NDArray[Any]]) -> None:
-        """Count the samples of a batch, and hand the usable ones to the processor, if there is one."""
+        """Count the samples of a batch, and hand the usable ones, if any, to the processor, if there is one.
+
+        The column that marks unusable samples is taken out of `columns`. An error of the processor is passed on.
+        """
         # If this trainer dies before the batch is reported done, another hands it over again.
         usable = ~columns.pop(MASKED)  # users get the outputs of usable samples only, so the column says nothing
         self._finished["samples"] += int(np.count_nonzero(usable))
@@ -233,12 +251,15 @@ class _Processor:
             self._processor({name: column[usable] for name, column in columns.items()})
 
     def finish(self, _write_rows: object) -> Finished:
-        """Return the counts of this trainer alone."""
+        """Return how many usable and how many other samples this trainer alone has had; nothing is written."""
         return self._finished
 
 
 def _newest(folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
-    """Return the newest checkpoint, with its file's name; raise DataError if there is none."""
+    """Return file name, arrays and record of the newest intact checkpoint.
+
+    Raise DataError if there is no checkpoint, or if all are damaged.
+    """
     checkpoint = folder.read_newest_whole()
     if checkpoint is None:
         raise no_checkpoint(folder)

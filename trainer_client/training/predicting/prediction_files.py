@@ -34,7 +34,7 @@ _ROWS = 4096
 
 
 def check_format(output: Path) -> None:
-    """Raise SettingsError if this machine cannot write the output's format, before anything is predicted."""
+    """Raise MissingLibraryError, a SettingsError, if the output is Parquet and pyarrow cannot be imported."""
     if output.suffix == ".parquet":
         _parquet()
 
@@ -42,7 +42,7 @@ def check_format(output: Path) -> None:
 def write_rows(file: IO[bytes], suffix: str, rows: Iterable[NDArray[np.void]]) -> Finished:
     """Write the usable rows in the suffix's format, and return how many rows were usable and how many were not.
 
-    Raise DataError if a sample comes twice, or out of order.
+    Raise DataError if a sample comes twice, or out of order, usable or not; errors of `rows` are passed on.
     """
     finished, last = {"samples": 0, MASKED: 0}, -1
     with FORMATS[suffix](file) as write:

@@ -65,7 +65,11 @@ class PredictionParts:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock, so that nobody else begins or ends this prediction meanwhile."""
+        """Hold the lock in the block, so that nobody else begins or ends this prediction meanwhile.
+
+        Make the folder if it is not there, and wait for another holder. Raise MachineError if something else is in the
+        place of the lock's file.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = open_own(self.folder / "lock", os.O_RDWR | os.O_CREAT)
         with open(lock, "rb") as file:  # noqa: PTH123 - of a descriptor
@@ -85,7 +89,8 @@ class PredictionParts:
     def begin(self, of: Mapping[str, Any], batches: int) -> None:
         """Join the prediction that is made from `of`, or begin it.
 
-        Raise DataError if there is one of something else, or an output that no prediction here was writing.
+        Raise DataError if there is one of something else, or an output that no prediction here was writing. A new
+        prediction removes the parts of earlier ones.
         """
         there = self.begun()
         for name, value in of.items():
@@ -106,7 +111,8 @@ class PredictionParts:
     def begun_checkpoint(self, folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]] | None:
         """Return file name, arrays and record of the checkpoint that the prediction in progress began with, or None.
 
-        Raise DataError if the checkpoint is gone: all outputs have to be of one.
+        It is None if nothing was begun, or the output is written. Raise DataError if the checkpoint is gone or damaged:
+        all outputs have to be of one.
         """
         begun = self.begun()
         if not begun or self.finished() is not None:
@@ -151,23 +157,32 @@ class PredictionParts:
     # --- parts ---
 
     def has(self, number: int) -> bool:
-        """Return whether this batch is predicted."""
+        """Return whether this batch is predicted: its part is there, or the output is written.
+
+        Raise DataError, if there is no part, if another prediction was begun in place of ours.
+        """
         return self._part(number).exists() or self.finished() is not None
 
     def is_complete(self) -> bool:
-        """Return whether every batch is predicted, by this trainer or another."""
+        """Return whether every batch is predicted, by this trainer or another.
+
+        Raise DataError if another prediction was begun in place of ours.
+        """
         return self.finished() is not None or not self.missing()
 
     def missing(self) -> list[int]:
-        """Return the numbers of the batches that have no part yet."""
+        """Return the numbers of the batches that have no part yet, rising.
+
+        Raise DataError if another prediction was begun in place of ours.
+        """
         there = {path.stem for path in self.folder.glob("*.npy")}
         return [number for number in range(self._own()["batches"]) if self._part(number).stem not in there]
 
     def write(self, number: int, columns: Mapping[str, NDArray[Any]]) -> None:
         """Write the part of one batch; each column has a value for each of its samples.
 
-        Raise DataError if one of the samples came in another batch. If the prediction is over meanwhile, nothing is
-        left.
+        Raise DataError if a sample came in another batch, or twice in this one. If the prediction is over meanwhile,
+        nothing is left.
         """
         self._refuse_repeated(number, columns[SAMPLE])
         dtype = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
@@ -186,7 +201,10 @@ class PredictionParts:
             part.unlink(missing_ok=True)
 
     def _is_over(self) -> bool:
-        """Return whether this prediction is over, so that nobody reads its parts any more."""
+        """Return whether this prediction is over: finished, or another was begun in its place.
+
+        Nobody reads its parts any more then.
+        """
         record = self._read()
         return record.get("id") != self._id or "finished" in record
 
@@ -213,7 +231,8 @@ class PredictionParts:
     def rows(self) -> Iterator[NDArray[np.void]]:
         """Yield the rows of all parts in the order of their samples, a block in memory at a time.
 
-        Raise DataError for a part that cannot be read.
+        Raise DataError for a part that is missing or cannot be read, or if another prediction was begun in place of
+        ours.
         """
         paths = [self._part(number) for number in range(self._own()["batches"])]
         samples, widest = [], 1
@@ -232,6 +251,8 @@ class PredictionParts:
         """Write the output by `write_rows` and remove the parts, unless another trainer has; return the counts.
 
         The function gets the output's file, its suffix and all rows. A trainer that is making the output is waited for.
+        Raise DataError if another prediction was begun in place of ours, and errors of `lock`, `rows` and the function:
+        then there is no output.
         """
         with self.lock():
             finished = self.finished()
@@ -251,7 +272,7 @@ class PredictionParts:
 
 
 def came_again(sample: int, where: str) -> DataError:
-    """Return the error for a sample that a stream's epoch has twice."""
+    """Return the DataError for a sample that a stream's epoch has twice; `where` is where it came again."""
     return DataError(
         expected="each sample once", got=f"sample {sample} again", where=where,
         remedy="Predict on a stream whose samples come once in each epoch: one that is neither mixed nor packed.",
@@ -270,7 +291,10 @@ def _load(path: Path) -> NDArray[np.void]:
 
 
 def _gather(paths: Sequence[Path], ends: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[NDArray[np.void]]:
-    """Yield the rows at these places, which count over all parts; each part is opened once."""
+    """Yield the rows at these places, which count over all parts; each part is opened once.
+
+    Raise DataError for a part that cannot be read.
+    """
     part_of = np.searchsorted(ends, places, side="right")
     found: dict[int, NDArray[np.void]] = {}
     by_part = np.argsort(part_of, kind="stable")

@@ -36,8 +36,9 @@ class Predictor:
     def predict(self, arrays: Mapping[str, NDArray[Any]], rows: int) -> dict[str, NDArray[Any]]:
         """Return the model's outputs for a batch, by name.
 
-        The first call builds the model, if it is not built, and assigns its variables. Raise DataError if an output
-        does not have a row for each row of the batch.
+        The first call builds the model, if it is not built, and assigns its variables. Raise DataError if their values
+        do not fit the model, or if an output does not have a row for each row of the batch, and SettingsError if the
+        batch lacks a key of the inputs.
         """
         tensors = {key: tf.convert_to_tensor(array) for key, array in arrays.items()}
         if self._values is not None:
@@ -60,7 +61,7 @@ class Predictor:
 
 
 def _named(outputs: Any, name: str) -> list[tuple[str, Any]]:
-    """Return each tensor with its path as its name; a single one is called `output`."""
+    """Return each tensor with its path, joined by underscores, as its name; a single one is called `output`."""
     parts: Iterable[tuple[Any, Any]]
     if isinstance(outputs, Mapping):
         parts = outputs.items()

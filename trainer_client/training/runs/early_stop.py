@@ -68,16 +68,19 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         self._kept_by_checkpoint = False
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Start anew, unless a checkpoint has the earlier values."""
+        """Forget earlier values and start anew, unless a checkpoint brings the values back."""
         if not self._kept_by_checkpoint:
             self.restore({})
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Note the value if the model was evaluated after this step, and stop if it is time."""
+        """Note the value if the model was evaluated after this step, and stop if a rule holds."""
         self.model.stop_training |= self.note_step(logs or {})
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Note the value and stop if it is time."""
+        """Note the value and stop if a rule holds; do nothing if a checkpoint keeps the values.
+
+        Raise SettingsError if the logs have no value of the name `monitor`, and none can come later.
+        """
         if not self._kept_by_checkpoint:
             self.model.stop_training |= self.note(epoch, logs or {})
 
@@ -92,7 +95,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
             logs: The step's logs.
 
         Returns:
-            True if training is to stop.
+            True if training is to stop; False also if the logs have no value of an evaluation under the name `monitor`.
         """
         if not self._monitor.startswith("val_") or self._monitor not in logs:
             return False
@@ -126,7 +129,10 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         return bool(self.reason)
 
     def _may_come_later(self, logs: Mapping[str, Any]) -> bool:
-        """Return whether a later epoch may have the value, as not every epoch need be evaluated."""
+        """Return whether a later epoch may have the value, as not every epoch need be evaluated.
+
+        It may if it is one of validation (`val_…`) and the logs have none of these.
+        """
         return self._monitor.startswith("val_") and not any(name.startswith("val_") for name in logs)
 
     def _decide(self) -> None:

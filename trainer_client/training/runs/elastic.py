@@ -56,6 +56,7 @@ def run_elastic(
     Raises:
         SettingsError: As `connect`, or `train` itself.
         LostError: As `connect`; so do other errors that no change of the world explains.
+        RefusedError: As `connect`.
 
     Example:
         >>> def train(feed):
@@ -96,7 +97,7 @@ def _join_next(feed: Feed) -> Feed:
 
 
 def _placed(join: Callable[[], Feed]) -> Feed | None:
-    """Return the feed of the next world; None if the run ended without us."""
+    """Return the feed of the next world; None if the run ended without us; other errors of joining are passed on."""
     try:
         return join()
     except RefusedError as error:
@@ -106,7 +107,10 @@ def _placed(join: Callable[[], Feed]) -> Feed | None:
 
 
 def _is_end_of_world(feed: Feed, error: Exception) -> bool:
-    """Return whether the error comes from the end of the feed's world; this may wait for the coordinator."""
+    """Return whether the error comes from the end of the feed's world; this may wait for the coordinator.
+
+    It waits only for an error that may be of an exchange; with any other, the world has to be known to be over now.
+    """
     if isinstance(error, WorldChangedError):
         return True
     # An exchange fails some seconds before the coordinator knows that the partner is dead, so its errors are waited
@@ -117,7 +121,7 @@ def _is_end_of_world(feed: Feed, error: Exception) -> bool:
 def _may_be_of_exchange(error: Exception) -> bool:
     """Return whether the error may be that of an exchange whose partner died.
 
-    Gloo, NCCL, Horovod and JAX raise RuntimeErrors then.
+    Gloo, NCCL, Horovod and JAX raise RuntimeErrors then. ConnectionErrors and all of TensorFlow's count as well.
     """
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return isinstance(error, ConnectionError | RuntimeError) or "tensorflow" in packages

@@ -62,16 +62,22 @@ class ModelModule:
 
     @property
     def full_name(self) -> str:
-        """Full name of the model, in the form that users write."""
+        """Full name of the model, in the form that users write: `module:model`."""
         return self._names.get("model", f"{self.name}:model")
 
     def digest(self) -> str:
-        """Return a hash of the module's source, to recognise a changed module; its imports are not covered."""
+        """Return a hash of the module's source, to recognise a changed module; its imports are not covered.
+
+        It is empty for a module without a file. Raise SettingsError if the module cannot be imported.
+        """
         path = _imported(self.name).__file__
         return f"{digest64(Path(path).read_bytes()):016x}" if path is not None else ""
 
     def version(self, pieces: Sequence[str]) -> str:
-        """Return a hash of what results depend on here: source, names of these pieces, and parameters."""
+        """Return a hash of what results depend on here: source, names of these pieces, and parameters.
+
+        Raise SettingsError if the module cannot be imported.
+        """
         names = [self._names.get(piece, piece) for piece in pieces]
         basis = json.dumps([self.full_name, self.digest(), names, self.parameters], sort_keys=True)
         return f"{digest64(basis.encode()):016x}"
@@ -89,7 +95,10 @@ class ModelModule:
         return value
 
     def require(self, piece: str) -> Any:
-        """Return the piece as the module has it; raise SettingsError, with an example, if there is none."""
+        """Return the piece as the module has it; raise SettingsError, with an example, if there is none.
+
+        Raise SettingsError too if the module cannot be imported.
+        """
         value = self.find(piece)
         if value is None:
             raise self._missing(piece, f"{piece} in {self.name}", nearest(piece, dir(_imported(self.name))))
@@ -98,7 +107,7 @@ class ModelModule:
     def feed_keys(self) -> dict[str, Any]:
         """Return the roles of a batch's keys, as arguments of `feed.dataset`.
 
-        Raise SettingsError if the module has none, or if they are no dict of known roles.
+        Raise SettingsError if the module cannot be imported or has none, or if they are no dict of known roles.
         """
         keys = self.require("feed_keys")
         if not isinstance(keys, dict) or not keys.keys() <= {"inputs", "targets", "weights", "map"}:
@@ -112,19 +121,25 @@ class ModelModule:
     def make(self, piece: str) -> Any:
         """Return what the piece's function returns, called with its parameters.
 
-        Raise SettingsError if there is no such piece, or if it is no function.
+        Raise SettingsError if there is no such piece, if it is no function, or if the module cannot be imported. Errors
+        of the function are passed on.
         """
         self.require(piece)
         return self._call(piece)
 
     def make_if_there(self, piece: str) -> Any:
-        """Return the same as `make`, or None if there is no such piece."""
+        """Return the same as `make`, or None if there is no such piece.
+
+        Raise SettingsError if it is no function, if the user named it and it is not there, or if the module cannot be
+        imported.
+        """
         return None if self.find(piece) is None else self._call(piece)
 
     def find_function(self, piece: str) -> Callable[..., Any] | None:
         """Return the piece as a function, to be called later with arguments of ours; None if there is none.
 
-        Raise SettingsError if it is no function.
+        Raise SettingsError if it is no function, if the user named it and it is not there, or if the module cannot be
+        imported.
         """
         function = self.find(piece)
         if function is not None and not callable(function):

@@ -16,7 +16,7 @@ __all__ = ["finished_line", "judged_json", "judged_line", "spell_time", "startin
 
 
 def starting_line(work: str) -> str:
-    """Return the line of a run that begins this work."""
+    """Return the line of a run that begins: `STARTING:` and what it does."""
     return f"STARTING: {work}"
 
 
@@ -38,11 +38,14 @@ def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float]
 
 
 def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:
-    """Return the line of a run that ended in good order; `why` is for one that can end in several ways."""
+    """Return the line of a run that ended in good order: `FINISHED:`, its totals and time, and why.
+
+    An empty `why` is left out; it is given for a run that can end in several ways.
+    """
     return f"FINISHED: {', '.join([*totals, spell_time(seconds)])}{f': {why}' if why else ''}"
 
 
 def spell_time(seconds: float) -> str:
-    """Return a time as hours, minutes and seconds."""
+    """Return a time in seconds as `hours:minutes:seconds`, without fractions."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -114,7 +114,7 @@ class Run:
         self._noted.add(values, self._in_hand_rows)
 
     def stop(self, why: str = "stopped") -> None:
-        """End the run after the step in hand; may be called from any thread.
+        """End the run after the step in hand, unless it is over already; may be called from any thread.
 
         What was read ahead is left for the next run, or in queue mode for other trainers.
 
@@ -147,7 +147,10 @@ class Run:
         self._session.end_run(self.reason, epoch=self._there.epochs, step=self._there.steps)
 
     def _epoch(self) -> Iterator[Batch]:
-        """Yield the rest of the epoch, and count each batch once the next is asked for."""
+        """Yield the rest of the epoch, and count each batch once the next is asked for.
+
+        If the feed has no epochs left, or its job is ended, stop the run. Other errors of the feed are passed on.
+        """
         session = self._session
         if session.most_epochs is not None and self._feed.epoch >= session.most_epochs:
             self.stop(f"all {session.most_epochs} epochs of the feed are over")
@@ -183,7 +186,10 @@ class Run:
             self._tell()
 
     def _tell(self) -> None:
-        """Report the results of the epoch that has just ended."""
+        """Report the results of the epoch that has just ended, if any were noted.
+
+        Raise SettingsError for a number that is out of the protocol's bounds.
+        """
         noted, self._noted = self._noted, NotedMeans()
         if noted.rows:
             totals = self.totals
@@ -192,7 +198,11 @@ class Run:
     def done(self) -> None:
         """Count the batches in hand as trained on, if they are a whole step: one batch for each replica.
 
-        Asking for the next batch does the same; call it before saving what the step made.
+        Asking for the next batch does the same; call it before saving what the step made. With fewer batches in hand it
+        does nothing. If the job is ended meanwhile, the run stops.
+
+        Raises:
+            LostError: Ranks in lockstep agree on the time here, and one of them or the coordinator is lost.
 
         Example:
             >>> run = trainer_client.Run(feed, trainer_client.Until(steps=1))
@@ -221,6 +231,9 @@ class Run:
         Returns:
             A dict that JSON can hold.
 
+        Raises:
+            LostError: In queue mode: the coordinator did not answer.
+
         Example:
             >>> sorted(trainer_client.Run(feed, trainer_client.Until(steps=3)).state())
             ['feed', 'noted', 'run']
@@ -234,7 +247,9 @@ class Run:
             state: What `state` returned, in this run or an earlier one.
 
         Raises:
-            SettingsError: The cursor in it is of another job, stream or plan.
+            SettingsError: The cursor in it is something else, or of another job, stream or plan.
+            RefusedError: Other ranks stand at another cursor.
+            LostError: The coordinator did not answer.
 
         Example:
             >>> run = trainer_client.Run(feed, trainer_client.Until(steps=3))
@@ -246,7 +261,7 @@ class Run:
 
 
 def progress_of(until: Until, session: FeedSession) -> RunProgress:
-    """Return the progress of a run on this feed.
+    """Return the progress of a run on this feed, which rank 0 alone prints.
 
     Ranks in lockstep agree on how long it has gone on, because clocks differ.
     """

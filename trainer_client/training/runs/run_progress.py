@@ -54,14 +54,14 @@ class RunProgress:
 
     @property
     def totals(self) -> RunTotals:
-        """Totals of the run since it began from nothing."""
+        """Totals of the run since it began from nothing, restarts and the seconds up to now included."""
         return replace(self._totals, seconds=self._there.seconds + self._spent_s())
 
     def _spent_s(self) -> float:
         return self._clock() - self._began_s
 
     def begin(self, what: str, there: RunTotals) -> None:
-        """Begin or continue the run, with these totals so far."""
+        """Begin or continue the run, with these totals so far, and print so; it may be over at once."""
         self._began_s, self.reason = self._clock(), ""
         self._there = self._totals = there
         self._limits = self._until.from_there(there)
@@ -75,7 +75,10 @@ class RunProgress:
         self._look()
 
     def count(self, *, epochs: int, steps: int = 0, samples: int = 0) -> bool:
-        """Count steps that are done, and set the epochs in all; return whether the run is over."""
+        """Count steps that are done, and set the epochs in all; return whether the run is over.
+
+        Ranks that agree on the time may wait for each other here; errors of that are passed on.
+        """
         done = self._totals
         self._totals = RunTotals(
             epochs=epochs, steps=done.steps + steps, samples=done.samples + samples, seconds=done.seconds
@@ -87,24 +90,33 @@ class RunProgress:
         self.stop(self._limits.reached(self._totals, self._common_s()))
 
     def _common_s(self) -> float:
-        """Return how long the run has gone on since it was started, the same for all ranks."""
+        """Return how many seconds the run has gone on since it was started, the same for all ranks that agree on it.
+
+        Errors of agreeing are passed on.
+        """
         # Clocks of ranks in step differ: by its own one, a rank would end while others wait for it in their next step.
         spent_s, steps = self._spent_s(), self._totals.steps - self._there.steps
         return spent_s if self._agreed_time is None else self._agreed_time.after(steps, spent_s)
 
     def stop(self, why: str) -> None:
-        """End the run for this reason, unless there is one already."""
+        """End the run for this reason, unless there is one already; an empty reason ends nothing."""
         self.reason = self.reason or why
 
     def go_back(self, *, epochs: int, steps: int) -> None:
-        """Go back to these totals, and go on even if there was a reason to end: the rest is to be done again."""
+        """Go back to these totals, and go on even if there was a reason to end: the rest is to be done again.
+
+        Steps never go forward by this. The run is over again if a limit is reached still.
+        """
         # Of a worker whose servers lost their shares: a limit that was reached may not be any more.
         self.reason = ""
         self._totals = replace(self._totals, epochs=epochs, steps=min(steps, self._totals.steps))
         self._look()
 
     def left(self, epoch: float) -> tuple[float | None, float | None, float | None]:
-        """Return the steps, epochs and seconds until each limit, from this place in epochs; None: no limit."""
+        """Return the steps, epochs and seconds until each limit, from this place in epochs; None: no limit.
+
+        A limit that is passed gives a number below 0.
+        """
         pairs = (
             (self._limits.steps, self._totals.steps),
             (self._limits.epochs, epoch),
@@ -114,7 +126,7 @@ class RunProgress:
         return steps, epochs, seconds
 
     def finish(self) -> None:
-        """Print how the run ended, on the rank that prints."""
+        """Print totals, time and reason of the run's end, on the rank that prints."""
         totals = self.totals
         if self._prints:
             print(finished_line(totals.words(), totals.seconds, self.reason), flush=True)

@@ -23,7 +23,7 @@ class StopRule(Protocol):
     """A rule over the losses of all evaluations, the latest one last."""
 
     def holds(self, losses: Sequence[float]) -> bool:
-        """Return whether to stop now."""
+        """Return whether to stop now, after the last of these losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class NoProgress:
             losses: The losses of all evaluations, the latest one last; lower is better.
 
         Returns:
-            True if training is to stop.
+            True if the last `evaluations` losses were not below the best before them by more than `min_change`.
         """
         best, since = math.inf, 0
         for loss in losses:
@@ -92,7 +92,7 @@ class Worsening:
             losses: The losses of all evaluations, the latest one last; lower is better.
 
         Returns:
-            True if training is to stop.
+            True if the latest of the `last` losses is above all the others; False with fewer than `last`.
         """
         return len(losses) >= self.last and losses[-1] > max(losses[-self.last : -1])
 
@@ -130,7 +130,8 @@ class LevelledOff:
             losses: The losses of all evaluations, the latest one last; lower is better.
 
         Returns:
-            True if training is to stop.
+            True if the latest of the `last` losses is nearer than `mean` to the mean of the others, and their standard
+            deviation is below `deviation`; False with fewer than `last` losses, or if one of them is not finite.
         """
         if len(losses) < self.last or not all(map(math.isfinite, losses[-self.last :])):
             return False
@@ -139,7 +140,10 @@ class LevelledOff:
 
 
 def stopping_rule(rules: Sequence[StopRule], losses: Sequence[float]) -> StopRule | None:
-    """Return the first rule by which training stops after these evaluations; None if it goes on."""
+    """Return the first rule by which training stops after these evaluations; None if it goes on.
+
+    Without evaluations it goes on. NaN counts as infinity.
+    """
     # NaN compares as False with everything, so rules would pass over it; infinity is worse than every number.
     comparable = [math.inf if math.isnan(loss) else loss for loss in losses]
     return next((rule for rule in rules if losses and rule.holds(comparable)), None)

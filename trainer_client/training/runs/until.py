@@ -59,7 +59,7 @@ class NotedMeans:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, means: Mapping[str, float], rows: int) -> None:
-        """Add the means of a batch with this many rows; without rows, values that are not numbers are ignored."""
+        """Add the means of a batch, weighted by its rows; without rows, only the names are noted."""
         for name, mean in means.items():
             total, over = self._sums.get(name, (0.0, 0))
             # Not `rows * mean` without rows: zero times NaN would make the whole sum NaN.
@@ -67,16 +67,16 @@ class NotedMeans:
             self.rows = max(self.rows, over + rows)
 
     def means(self) -> dict[str, float]:
-        """Return the means by name; a value without rows has none."""
+        """Return the means by name; a value without rows is left out."""
         return {name: total / rows for name, (total, rows) in self._sums.items() if rows}
 
     def state(self) -> dict[str, Any]:
-        """Return the state as plain values."""
+        """Return the sums so far as plain values: by name, the sum over rows and the number of rows."""
         return {name: [total, rows] for name, (total, rows) in self._sums.items()}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> NotedMeans:
-        """Return the means from what `state` returned."""
+        """Return the means so far, made again from what `state` returned."""
         noted = cls()
         noted._sums = {name: (float(total), int(rows)) for name, (total, rows) in state.items()}
         noted.rows = max((rows for _, rows in noted._sums.values()), default=0)
@@ -203,7 +203,11 @@ class AgreedTime:
         self._next_step = 1
 
     def after(self, steps: int, spent_s: float) -> float:
-        """Return the time that all ranks agree on after `steps` steps; this rank has measured `spent_s`."""
+        """Return the seconds that all ranks agree on after `steps` steps; this rank has measured `spent_s`.
+
+        Only at some steps are the ranks asked, and errors of that passed on; at others it is the last answer, 0 at
+        first.
+        """
         if steps >= self._next_step:
             self._agreed_s = self._agree(spent_s)
             # Clocks and starts differ, so all go by the mean, and derive the next question from it: halfway to the

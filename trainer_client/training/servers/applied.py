@@ -50,7 +50,7 @@ class AppliedBatches:
         self._settled = max(self._epochs, default=0)
 
     def has(self, epoch: int, number: int) -> bool:
-        """Return whether this batch is applied."""
+        """Return whether this batch is applied; of an epoch before `settled` that is not listed, every batch is."""
         return self._epochs[epoch].has(number) if epoch in self._epochs else epoch < self._settled
 
     def add(self, epoch: int, number: int) -> None:
@@ -58,13 +58,16 @@ class AppliedBatches:
         self._epochs.setdefault(epoch, _EpochApplied()).add(number)
 
     def forget_before(self, epoch: int) -> None:
-        """Drop what is known of earlier epochs: they are settled, so none of their numbers comes again."""
+        """Drop what is known of earlier epochs: they are settled, so none of their numbers comes again.
+
+        From then on all their batches count as applied.
+        """
         self._settled = max(self._settled, epoch)
         for earlier in [earlier for earlier in self._epochs if earlier < epoch]:
             del self._epochs[earlier]
 
     def unite(self, other: AppliedBatches) -> None:
-        """Count all that the other has as well."""
+        """Count all that the other has as well: a batch is applied then if it is in either of them."""
         for at in self._epochs.keys() | other._epochs.keys():
             if self._is_whole(at) or other._is_whole(at):
                 self._epochs.pop(at, None)
@@ -76,7 +79,7 @@ class AppliedBatches:
         return epoch < self._settled and epoch not in self._epochs
 
     def done_set(self) -> DoneSet:
-        """Return the same in the form in which it crosses the wire and lies in checkpoints."""
+        """Return the applied batches in the form in which they cross the wire and lie in checkpoints."""
         # An epoch before the last one that is not listed is whole, so all others have to be listed.
         listed = {*range(self._settled, max([*self._epochs, self._settled]) + 1), *self._epochs}
         return DoneSet(tuple(_packed(at, self._epochs.get(at, _EpochApplied())) for at in sorted(listed)))

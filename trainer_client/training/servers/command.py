@@ -34,7 +34,7 @@ _PULL_EVERY = 1
 def role_with_servers() -> Role:
     """Return this process's role; raise SettingsError unless its cluster has parameter servers.
 
-    An evaluator has no part either.
+    An evaluator has no part either. Raise SettingsError too if the environment gives no role, or an impossible one.
     """
     place = role()
     if not place.ps_hosts or place.is_evaluator:
@@ -48,9 +48,10 @@ def role_with_servers() -> Role:
 
 
 def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any]) -> None:
-    """Run a parameter server until the run is over.
+    """Run a parameter server until the run is over, and print its address first.
 
-    Raise SettingsError if it would be reachable beyond loopback without keys.
+    Raise SettingsError if it would be reachable beyond loopback without keys, if keys are missing or unusable, or if
+    its address cannot be bound, and MachineError if this process may have too few open files or too little memory.
     """
     with quick_import():
         from trainer_client.training.servers.service import ParameterServer
@@ -78,19 +79,28 @@ def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any]) -> No
 
 
 def client_keys(keys: str) -> ClientKeys | None:
-    """Return the keys that a trainer shows to parameter servers; None without a folder of keys."""
+    """Return the keys that a trainer shows to parameter servers; None without a folder of keys.
+
+    Raise SettingsError if the folder lacks them.
+    """
     return ClientKeys.read(keys, "trainer", to="trainer") if keys else None
 
 
 def connections_to(place: Role, keys: str, lost_timeout_s: float) -> ServerConnections:
-    """Return a worker's connections to all parameter servers."""
+    """Return a worker's connections to all parameter servers; raise SettingsError if a folder of keys lacks them.
+
+    They are not up yet: `ask` raises LostError for a server that does not answer within `lost_timeout_s`.
+    """
     from trainer_client.training.servers.server_connections import ServerConnections
 
     return ServerConnections([f"tcp://{host}" for host in place.ps_hosts], client_keys(keys), lost_timeout_s)
 
 
 def worker_settings(place: Role, options: StrategyOptions, until: Until) -> ServedSettings:
-    """Return a worker's settings from the options of the command line."""
+    """Return a worker's settings from the options of the command line, with usual values for those not given.
+
+    Raise SettingsError for a number of steps that counts from a checkpoint, such as +1.
+    """
     from trainer_client.training.servers.served_loop import ServedSettings
     from trainer_client.training.servers.served_model import SharesSettings
 
@@ -107,7 +117,7 @@ def worker_settings(place: Role, options: StrategyOptions, until: Until) -> Serv
 def _bindable(endpoint: str) -> str:
     """Return the endpoint to bind: a host name is served on all interfaces, unless it is of loopback.
 
-    Only addresses can be bound.
+    Only addresses can be bound. Raise SettingsError if a name and port make no endpoint.
     """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:

@@ -41,7 +41,11 @@ class HeldVariable:
 
 
 def shares_of(variables: Sequence[HeldVariable], servers: int) -> tuple[tuple[VariablePart, ...], ...]:
-    """Return the parts that each server holds, in the order of variables."""
+    """Return the parts that each server holds, in the order of variables.
+
+    A variable of at least 64 KiB that can be cut, with a row for each server, is cut over all of them; any other goes
+    whole to the emptiest.
+    """
     shares: list[list[VariablePart]] = [[] for _ in range(servers)]
     filled = [0] * servers
     # Largest first, so that small variables even out what the large ones leave uneven.
@@ -72,7 +76,7 @@ def _placed(variable: HeldVariable, filled: list[int]) -> list[tuple[int, tuple[
 def refuse_too_little_memory(
     variables: Sequence[HeldVariable], shares: Sequence[Sequence[VariablePart]], copies: int, memory: int
 ) -> None:
-    """Raise SettingsError if a share is larger than a server's memory, in bytes.
+    """Raise SettingsError if a share, with the optimizer's state, is larger than a server's memory, in bytes.
 
     `copies` is how many values each number of a variable has there, its own and the optimizer's.
     """

@@ -83,7 +83,10 @@ class ServedLoop(BaseLoop):
     def run(self) -> str:
         """Train until the target is reached, or training ends early; return why it ended.
 
-        Raise KeyboardInterrupt, after the chief has saved, if the process is interrupted.
+        Raise KeyboardInterrupt, after the chief has saved, if the process is interrupted; LostError if a server, the
+        chief's shares or the loaders stay away; DataError for gradients that are not finite or a checkpoint that does
+        not fit; SettingsError for a model, optimizer or callback that servers cannot follow; and MachineError if the
+        chief cannot write.
         """
         self._warm_up()
         try:
@@ -96,7 +99,10 @@ class ServedLoop(BaseLoop):
         return self.reason
 
     def _train(self, interruption: ctrl_c.Interruption) -> None:
-        """Train until there is a reason to end; raise KeyboardInterrupt, after saving, if interrupted."""
+        """Train until there is a reason to end; raise KeyboardInterrupt, after saving, if interrupted.
+
+        The job's end is such a reason. Errors of joining, of steps and of saving are passed on.
+        """
         try:
             self._begin(interruption)
             while not (self.reason and self._end()):
@@ -114,7 +120,8 @@ class ServedLoop(BaseLoop):
     def _end(self) -> bool:
         """Commit what all have trained and end the run, in the chief; return whether it is over.
 
-        It is not if servers have moved: what they lost is to be trained again. For other workers it is.
+        It is not if servers have moved: what they lost is to be trained again. For other workers it is. Raise LostError
+        if a server or the coordinator does not answer in time, and MachineError if nothing can be written.
         """
         if not self._worker.is_chief:
             return True
@@ -129,7 +136,10 @@ class ServedLoop(BaseLoop):
     # --- steps ---
 
     def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
-        """Train to the epoch's end, or until the run is over, interrupted, or taken back elsewhere."""
+        """Train to the epoch's end, or until the run is over, interrupted, or taken back elsewhere.
+
+        Errors of the feed, of joining, of steps and of callbacks are passed on.
+        """
         epoch = self._session.cursor.at.epoch
         self._call(lambda: self._callbacks.on_epoch_begin(epoch))
         iterator, batch = iter(self._data.elements), 0
@@ -150,7 +160,8 @@ class ServedLoop(BaseLoop):
     def _call(self, callbacks: Callable[[], None]) -> None:
         """Call callbacks, then send servers the learning rate if they changed it, in the chief.
 
-        Raise SettingsError if they changed anything else of the optimizer.
+        Raise SettingsError if they changed anything else of the optimizer, or set a rate that is not finite; errors of
+        the callbacks are passed on. In other workers nothing is compared.
         """
         if not (self._worker.is_chief and self._callbacks.callbacks):
             callbacks()
@@ -166,7 +177,10 @@ class ServedLoop(BaseLoop):
             self._set_rate()
 
     def _set_rate(self) -> None:
-        """Send servers the learning rate that was set last, if they do not know it."""
+        """Send servers the learning rate that was set last, if they do not know it; keep it if they have moved.
+
+        Raise LostError if the first server does not answer in time.
+        """
         if self._rate is None:
             return
         try:
@@ -176,7 +190,11 @@ class ServedLoop(BaseLoop):
             self._is_joined = False
 
     def _train_on(self, element: Any) -> float | None:
-        """Take one step, and count it or give the batch back; return its loss, or None if none was computed."""
+        """Take one step, and count it or give the batch back; return its loss, or None if none was computed.
+
+        Raise DataError if gradients are not finite after the last retry, SettingsError for a loss or model that the
+        step cannot take, and LostError if a server does not answer in time.
+        """
         with self._timed("step"):
             loss, rows, is_in = self._try(element)
             if is_in:
@@ -191,7 +209,10 @@ class ServedLoop(BaseLoop):
         return loss
 
     def _steps_done(self) -> int:
-        """Return how many steps of all workers are applied, as checkpoints and reports count them."""
+        """Return how many steps of all workers are applied, as checkpoints and reports count them.
+
+        Callbacks find the number in their `params`.
+        """
         steps = max(self._progress.steps, self._served.heard_version)
         self._params[STEPS_DONE] = steps
         return steps
@@ -199,7 +220,9 @@ class ServedLoop(BaseLoop):
     def _try(self, element: Any) -> tuple[float | None, int, bool]:
         """Pull if it is due, compute and push; return loss, valid rows and whether the batch is in the model.
 
-        The loss is None if servers had moved before anything was computed.
+        It is not in if servers had moved, the gradients were too old or the run is over. The loss is None if servers
+        had moved before anything was computed. Raise DataError if gradients are not finite after the last retry,
+        SettingsError for a loss or model that the step cannot take, and LostError if a server does not answer in time.
         """
         loss, rows = None, 0
         lease = self._leases.in_hand()
@@ -218,7 +241,9 @@ class ServedLoop(BaseLoop):
     def _end_epoch(self, epoch: int) -> None:
         """Share the epoch's results, evaluate it on the servers' values, and commit those.
 
-        In the chief nothing of it is done, beyond sharing, if servers have moved.
+        In the chief nothing of it is done, beyond sharing, if servers have moved. Raise SettingsError if the logs lack
+        the value that early stopping goes by, or if callbacks changed the optimizer; errors of callbacks, of lost
+        servers and of writing are passed on.
         """
         noted, self._noted = self._noted, NotedMeans()
         self._progress.count(epochs=self._session.cursor.at.epoch)
@@ -236,7 +261,9 @@ class ServedLoop(BaseLoop):
     def _results_of(self, epoch: int, noted: NotedMeans) -> tuple[dict[str, Any], int, str]:
         """Report this worker's results of an epoch; return means, over how many rows, and a phrase on whose.
 
-        The chief of several workers returns those of all.
+        The chief of several workers waits a while for the others and returns the means of all that have reported, empty
+        without any rows. Otherwise they are this worker's own, and the phrase is empty. Raise SettingsError for a
+        number that is out of the protocol's bounds, and, while waiting, the error of a feed that fails.
         """
         logs: dict[str, Any] = noted.means()
         if not self._worker.is_chief or self._worker.workers == 1:
@@ -248,7 +275,12 @@ class ServedLoop(BaseLoop):
     # --- beginning and ending ---
 
     def _begin(self, interruption: ctrl_c.Interruption) -> None:
-        """Join the servers, to which the chief may have to give shares first, and begin the run from there."""
+        """Join the servers, to which the chief may have to give shares first, and begin the run from there.
+
+        Raise LostError if servers or their shares stay away, DataError if the chief's checkpoint is damaged or does not
+        fit, SettingsError if servers hold another model, MachineError if the chief cannot write, and KeyboardInterrupt
+        if a worker is interrupted while it waits. Errors of callbacks are passed on.
+        """
         self._saved.mark(finished=False)
         self._model.stop_training = False
         if self._worker.is_chief:
@@ -263,7 +295,8 @@ class ServedLoop(BaseLoop):
     def _follow_chief(self, interruption: ctrl_c.Interruption) -> bool:
         """Join servers once the chief has given them shares, and go where the queue is then.
 
-        Return whether that is elsewhere.
+        Return whether that is elsewhere. Raise LostError if that takes too long or the coordinator is silent,
+        SettingsError if servers hold another model, and KeyboardInterrupt if the process is interrupted.
         """
         self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
         self._is_joined = True
@@ -279,7 +312,11 @@ class ServedLoop(BaseLoop):
         return self._restore()
 
     def _can_go_on(self) -> bool:
-        """Take the servers' values and learning rate; return False if there is nothing to go on with."""
+        """Take the servers' values and learning rate; return False if there is nothing to go on with.
+
+        That is so if not all serve one generation, the run is over there, or they move meanwhile. Raise SettingsError
+        if they hold another model, and LostError if a server does not answer in time.
+        """
         if not self._served.look() or self._served.over:
             return False
         try:
@@ -291,7 +328,10 @@ class ServedLoop(BaseLoop):
     def _restore(self) -> RunTotals:
         """Take the queue back to the last checkpoint, and give that to all servers; return its totals.
 
-        If there is none, the first one is written here.
+        If there is none, the first one is written here. Raise DataError if all checkpoints are damaged or the newest
+        does not fit the model, SettingsError if it is of another job, stream or plan or a share does not fit into a
+        server's memory, LostError if a server or the coordinator does not answer in time, and MachineError if nothing
+        can be written.
         """
         # Without a checkpoint, servers that lose their shares later would leave nothing to go back to.
         is_first = self._saved.read(self._model, None) is None
@@ -306,7 +346,11 @@ class ServedLoop(BaseLoop):
         return totals
 
     def _join(self, interruption: ctrl_c.Interruption) -> bool:
-        """Join servers that have moved; return whether the queue is elsewhere now."""
+        """Join servers that have moved; return whether the queue is elsewhere now.
+
+        The chief takes all back to the last checkpoint if servers lost their shares. Errors of `_follow_chief` and
+        `_restore` are passed on.
+        """
         # Whatever was pulled is of another generation: gradients computed from it would be refused.
         self._since_pull = None
         is_elsewhere = self._join_as_chief(interruption) if self._worker.is_chief else self._follow_chief(interruption)
@@ -325,7 +369,10 @@ class ServedLoop(BaseLoop):
         return True
 
     def _when_built(self) -> None:
-        """Have the step collect its gradients, as the servers have the optimizer."""
+        """Have the step collect its gradients, as the servers have the optimizer.
+
+        Raise SettingsError for a model or optimizer that servers cannot hold, such as an optimizer that is built.
+        """
         model = self._model
         self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
         # Between pulls the worker's own copy goes on by its own gradients; with a pull before each step none is left.
@@ -346,13 +393,18 @@ class ServedLoop(BaseLoop):
         return self._is_joined and self._is_long_ago(self._served.version)
 
     def _save(self) -> bool:
-        """Commit what all have trained; return whether it was: only in the chief, unless servers have moved."""
+        """Commit what all have trained; return whether it was: only in the chief, unless servers have moved.
+
+        Raise LostError if a server or the coordinator does not answer in time, and MachineError if nothing can be
+        written.
+        """
         return self._commit(self._cut())
 
     def _cut(self) -> dict[str, Any] | None:
         """Read one version of all variables into the model; return the feed's state with the batches in it.
 
-        Return None in other workers than the chief, or if servers have moved.
+        Return None in other workers than the chief, or if servers have moved. Raise LostError if a server or the
+        coordinator does not answer in time.
         """
         if not self._worker.is_chief or self._served.generation == 0:
             return None
@@ -370,7 +422,10 @@ class ServedLoop(BaseLoop):
             return state | {"epochs": [[epoch.epoch, epoch.fresh, list(epoch.missing)] for epoch in whole.epochs]}
 
     def _commit(self, cut: dict[str, Any] | None) -> bool:
-        """Commit a cut, as long as nothing else was trained or pulled; return whether there was one."""
+        """Commit a cut, as long as nothing else was trained or pulled; return whether there was one.
+
+        Raise MachineError if the system refuses to write.
+        """
         if cut is None:
             return False
         with self._timed("checkpoint"):

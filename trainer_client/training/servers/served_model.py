@@ -79,9 +79,10 @@ class ServedModel:
     # --- joining ---
 
     def look(self, heed: Callable[[], None] | None = None) -> bool:
-        """Join the servers if all serve one generation; return whether they do.
+        """Join the servers if all serve one generation; return whether they do, and note why the run is over, if it is.
 
-        Raise SettingsError if they hold another model. `heed` is called while waiting, and may raise to end that.
+        Raise SettingsError if they hold another model, and LostError if a server does not answer in time. `heed` is
+        called while waiting, and may raise to end that.
         """
         # Under a new name, as messages under the old one may still be on their way and must not count.
         if self.generation:
@@ -102,7 +103,8 @@ class ServedModel:
     def wait_for_shares(self, patience_s: float, heed: Callable[[], None] | None = None) -> None:
         """Join the servers as soon as the chief has given all of them their shares.
 
-        Raise LostError if that takes longer than `patience_s`; `heed` may raise as well, and ends the wait.
+        Raise LostError if that takes longer than `patience_s`, or a server does not answer in time, and SettingsError
+        if they hold another model; `heed` may raise as well, and ends the wait.
         """
         until_s = time.monotonic() + patience_s
         while not self.look(heed):
@@ -125,16 +127,25 @@ class ServedModel:
     # --- the chief ---
 
     def withdraw(self) -> None:
-        """Have the servers serve nothing until they are given shares, so that nobody trains meanwhile."""
+        """Have the servers serve nothing until they are given shares, so that nobody trains meanwhile.
+
+        Raise LostError if a server does not answer in time.
+        """
         self._servers.ask_all(m.Withdraw(serial=0))
 
     def set_rate(self, rate: float) -> None:
-        """Set the learning rate for all that anybody pushes from now on; raise MovedError if servers moved."""
+        """Set the learning rate for all that anybody pushes from now on; raise MovedError if servers moved.
+
+        Raise LostError if the first server does not answer in time.
+        """
         # To the first server alone, whose orders bring the rate to the others together with the batches.
         self._ask_first(m.SetRate(serial=0, trainer=self._trainer, generation=self.generation, rate=rate))
 
     def _ask_first(self, message: Any, frame: bytes = b"") -> m.Taken:
-        """Return the first server's answer; raise MovedError if it has another generation, or none."""
+        """Return the first server's answer; raise MovedError if it has another generation, or none.
+
+        Raise LostError if it does not answer in time.
+        """
         answer, _ = self._servers.ask({0: (message, frame)})[0]
         if answer.code == "moved":
             raise MovedError
@@ -143,7 +154,8 @@ class ServedModel:
     def serve(self, done: DoneSet, version: int) -> None:
         """Give every server its share of the model as it is; `done` is the batches that are applied to it.
 
-        Raise SettingsError if a share does not fit into a server's memory.
+        Raise SettingsError if a share does not fit into a server's memory, and LostError if a server does not answer in
+        time.
         """
         held = [
             HeldVariable(
@@ -166,7 +178,10 @@ class ServedModel:
     def _share(
         self, parts: tuple[VariablePart, ...], generation: int, done: DoneSet, version: int
     ) -> tuple[Any, bytes]:
-        """Return the message and the frame that give a server these parts of the model."""
+        """Return the message and the frame that give a server these parts of the model.
+
+        The frame has the parts' values, the optimizer's variables of no part, then those of each part.
+        """
         arrays = [plain_value(variable) for variable in self._variables]
         slots = {
             part.variable: [plain_value(variable) for variable in self._state.of_each[part.variable]] for part in parts
@@ -187,7 +202,8 @@ class ServedModel:
     def save(self, settled: int) -> DoneSet:
         """Read one cut of all that the servers hold into model and optimizer; return the batches applied to it.
 
-        Epochs before `settled` are settled, so servers may forget them. Raise MovedError if servers have moved.
+        Epochs before `settled` are settled, so servers may forget them. Raise MovedError if servers have moved, and
+        LostError if a server does not answer in time.
         """
         replies = self._ask_values(
             m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
@@ -197,7 +213,10 @@ class ServedModel:
         return cast("DoneSet", replies[0][0].done)
 
     def _take_in(self, replies: Sequence[Reply], *, has_slots: bool = False) -> None:
-        """Assign the servers' values to the model's variables; with `has_slots`, the optimizer's state follows them."""
+        """Assign the servers' values to the model's variables, and the optimizer's variables of no part.
+
+        With `has_slots`, those of each part follow and are assigned as well.
+        """
         common = [(None, variable) for variable in self._state.common]
         # Variables of no part come from every server. Those of the first count, which decides: they are assigned last.
         for (_, frame), parts in reversed(list(zip(replies, self._shares, strict=True))):
@@ -208,7 +227,8 @@ class ServedModel:
     def finish(self, why: str) -> None:
         """End the run for everybody; raise MovedError if it goes on with another chief.
 
-        All servers get the message, and the first passes it on as well, unless it dies before.
+        All servers get the message, and the first passes it on as well, unless it dies before. Raise LostError if the
+        first does not answer in time.
         """
         finish = m.Finish(serial=0, generation=self.generation, why=why)
         # To all: if the first died now, nobody would be left to tell the others, which would wait for ever.
@@ -220,7 +240,7 @@ class ServedModel:
     def pull(self) -> None:
         """Take the servers' values, their learning rate and their count of steps.
 
-        Raise MovedError if they have another generation.
+        Raise MovedError if they have another generation, or none, and LostError if a server does not answer in time.
         """
         replies = self._ask_values(
             m.Pull(serial=0, trainer=self._trainer, generation=self.generation, at_least=self._heard_version)
@@ -229,7 +249,10 @@ class ServedModel:
         self.version = self._heard_version = replies[0][0].version
 
     def _ask_values(self, message: m.Pull | m.Save) -> Sequence[Reply]:
-        """Return all servers' values; raise MovedError if some have none of this generation to give."""
+        """Return all servers' values; raise MovedError if some have none of this generation to give.
+
+        Raise LostError if a server does not answer in time.
+        """
         replies = self._servers.ask_all(message)
         if any(isinstance(answer, m.Taken) for answer, _ in replies):
             raise MovedError
@@ -238,7 +261,8 @@ class ServedModel:
     def push(self, lease: Lease, gradients: dict[int, Any]) -> bool:
         """Have a batch's gradients applied; return whether the batch is in the model.
 
-        It is not if the gradients were too old, or the run is over. Raise MovedError if servers have moved.
+        It is not if the gradients were too old, or the run is over. A batch that was in it already counts. Raise
+        MovedError if servers have moved, and LostError if a server does not answer in time.
         """
         refused, self._refused = self._refused, None
         pushed = {at: self._push(at, lease, gradients, refused) for at in range(len(self._servers))}
@@ -255,7 +279,11 @@ class ServedModel:
         return answer.code in ("applied", "repeated")
 
     def _push(self, at: int, lease: Lease, gradients: dict[int, Any], refused: Lease | None) -> tuple[Any, bytes]:
-        """Return the message and the frame with a server's part of the gradients."""
+        """Return the message and the frame with a server's part of the gradients.
+
+        A variable without a gradient has no part in them. Without any gradients the message is no step. `refused` is
+        the batch whose gradients the server is to drop.
+        """
         parts, arrays = [], list[Any]()
         for place, part in enumerate(self._shares[at]):
             gradient = gradients.get(part.variable)
@@ -273,7 +301,7 @@ class ServedModel:
         ), frame  # fmt: skip
 
     def quit(self) -> None:
-        """Tell the servers that this trainer leaves and pushes nothing more."""
+        """Tell the servers that this trainer leaves and pushes nothing more; no answer is waited for."""
         self._servers.tell_all(m.Quit(trainer=self._trainer))
 
 
@@ -297,7 +325,7 @@ def _assign(places: Sequence[tuple[VariablePart | None, Any]], frame: memoryview
 
 
 def refuse_what_servers_cannot_hold(model: Any, optimizer: Any) -> None:
-    """Raise SettingsError for equal names, constraints, several optimizers, or a loss that is scaled."""
+    """Raise SettingsError for layers of equal names, constraints, several optimizers, or a loss that is scaled."""
     seen: dict[str, int] = {}
     for layer in model._flatten_layers(include_self=False):  # noqa: SLF001 - `layers` has the outer ones only
         inner = {id(variable) for below in layer._flatten_layers(include_self=False) for variable in below.variables}  # noqa: SLF001

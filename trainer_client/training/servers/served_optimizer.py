@@ -86,7 +86,7 @@ class OptimizerSettings:
         self._config = self._read_config()
 
     def rate(self) -> float | None:
-        """Return the learning rate; None if it is a schedule's, which counts the servers' steps by itself."""
+        """Return the learning rate; None if it is a schedule's or a function's, which servers follow by themselves."""
         return float(self._source.numpy()) if self._is_settable else None
 
     def steps(self) -> int:
@@ -94,7 +94,10 @@ class OptimizerSettings:
         return int(self._optimizer._iterations.numpy())  # noqa: SLF001 - `iterations` is a quotient while gradients accumulate
 
     def refuse_changes(self, steps: int) -> None:
-        """Raise SettingsError if anything but the learning rate has changed; `steps` is the expected count."""
+        """Raise SettingsError if anything but the learning rate has changed; `steps` is the expected count.
+
+        Raise it also if the learning rate was set to a number that is not finite.
+        """
         if self._model.optimizer is not self._optimizer:
             raise _changed(
                 "the optimizer", type(self._optimizer).__name__, f"another {type(self._model.optimizer).__name__}"
@@ -156,7 +159,10 @@ class CollectedGradients:
         return loss
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Clip the gradients and keep them; with `goes_on`, apply them to the trainer's own copy as well."""
+        """Clip the gradients and keep them; with `goes_on`, apply them to the trainer's own copy as well.
+
+        Variables whose gradient is None are left out.
+        """
         known = [at for at, gradient in enumerate(gradients) if gradient is not None]
         gradients, variables = [gradients[at] for at in known], [variables[at] for at in known]
         clipped = self._optimizer._clip_gradients(gradients)  # noqa: SLF001 - nothing public clips
@@ -183,7 +189,10 @@ class CollectedGradients:
             self._dense[at].assign(gradient)
 
     def read(self) -> dict[int, Any]:
-        """Return the last step's gradients by variable: an array, or row numbers and values, each row once."""
+        """Return the last step's gradients by variable: an array, or row numbers and values, each row once.
+
+        Variables that never had a gradient are left out.
+        """
         rows = {at: merge_rows(numbers.numpy(), values.numpy()) for at, (numbers, values) in self._rows.items()}
         return {**{at: buffer.numpy() for at, buffer in self._dense.items()}, **rows}
 
@@ -207,7 +216,7 @@ def merge_rows(numbers: NDArray[np.integer], values: NDArray[np.generic]) -> Row
 
 
 def rows_between(rows: Rows, start: int, stop: int) -> Rows:
-    """Return the rows from `start` to `stop`, numbered from `start`."""
+    """Return the rows from `start` up to, but not including, `stop`, numbered from `start`."""
     numbers, values = rows
     begin, end = np.searchsorted(numbers, (start, stop))
     return numbers[begin:end] - start, values[begin:end]

@@ -55,7 +55,11 @@ class ServerConnections:
         return len(self.endpoints)
 
     def ask_all(self, message: Any, heed: Callable[[], None] | None = None) -> list[Reply]:
-        """Ask every server the same, and return their answers as `ask` does."""
+        """Ask every server the same, and return their answers in the order of servers.
+
+        Once a server has moved, some may be missing. Raise LostError if a server does not answer in time, and the error
+        of a refusal; `heed` may raise, which ends the wait.
+        """
         return list(self.ask(dict.fromkeys(range(len(self)), (message, b"")), heed).values())
 
     def ask(
@@ -63,8 +67,9 @@ class ServerConnections:
     ) -> dict[int, Reply]:
         """Ask some servers, by their number, and return their answers in the same order.
 
-        Once one has moved, no more answers are waited for, because the others may wait for its orders: some may be
-        missing. Raise LostError if a server does not answer in time. `heed` may raise, which ends the wait.
+        Once a server has moved, no more answers are waited for, because the others may wait for its orders: some may be
+        missing. Raise LostError if a server does not answer in time, and the error that a server's refusal stands for.
+        `heed` may raise, which ends the wait.
         """
         # A question keeps its serial however often it is sent, since the connection may break at any time: a server
         # that has it already answers again and does nothing twice.
@@ -136,11 +141,11 @@ class _Question:
         self._again_s, self._pause_s = 0.0, _UNANSWERED_S
 
     def has_moved(self) -> bool:
-        """Return whether the answer is that the server has another generation, or none."""
+        """Return whether the answer is that the server has another generation, or none; False without an answer."""
         return self.reply is not None and isinstance(self.reply[0], m.Taken) and self.reply[0].code == "moved"
 
     def send(self, now_s: float) -> None:
-        """Send the question if it is time to."""
+        """Send the question if it is time to; if the connection does not take it, it is time again soon."""
         if now_s < self._again_s:
             return
         try:

@@ -153,7 +153,7 @@ class ServerState:
     # --- what trainers say ---
 
     def handle(self, asker: bytes, message: Message, now_s: float) -> list[Instruction]:
-        """Take in a message; return what is to be done, in order. A message that is none of ours is ignored."""
+        """Take in a message; return what is to be done, in order; nothing for a message that is none of ours."""
         self._now_s = now_s
         trainer = getattr(message, "trainer", None)
         if trainer in self._heard_s:
@@ -179,7 +179,7 @@ class ServerState:
         return [Tell(self._order("forget", trainer=message.trainer))] if self._is_first and is_known else []
 
     def _serve(self, asker: bytes, message: m.ServeShare) -> list[Instruction]:
-        """Hold the share that the chief gives, in place of all there was."""
+        """Hold the share that the chief gives, in place of all there was; if it is held already, only answer."""
         if message.generation == self.generation:  # the answer was lost
             return [self._taken(asker, message.serial, "serving")]
         self.generation, self.version, self.parts, self.over = message.generation, message.version, message.parts, ""
@@ -201,7 +201,10 @@ class ServerState:
         return [*self._lose(), self._taken(asker, message.serial, "withdrawn")]
 
     def _pull(self, asker: bytes, message: m.Pull) -> list[Instruction]:
-        """Answer with our values, or wait until they have all that the trainer knows of."""
+        """Answer with our values, or wait until they have all that the trainer knows of.
+
+        A trainer of another generation, or a forgotten one, gets `moved`.
+        """
         if self._has_moved_from(message):
             return [self._taken(asker, message.serial, "moved")]
         # We are behind the first server: these values would lack gradients that the trainer knows to be applied.
@@ -212,7 +215,11 @@ class ServerState:
         return [Answer(asker, answer, values=True)]
 
     def _push(self, asker: bytes, message: m.Push) -> list[Instruction]:
-        """Hold the gradients, or, in the first server, apply or refuse them and order the others to apply."""
+        """Hold the gradients, or, in the first server, apply or refuse them and order the others to apply.
+
+        Gradients that the message names as refused are dropped. A trainer of another generation, or a forgotten one,
+        gets `moved`.
+        """
         key = (message.trainer, message.lease)
         instructions: list[Instruction] = []
         # The first server tells nobody of gradients that it refuses, so their trainer does, with its next push.
@@ -229,7 +236,11 @@ class ServerState:
         return [*instructions, self._taken(asker, message.serial, code)]
 
     def _judge(self, message: m.Push) -> str:
-        """Return what becomes of pushed gradients; if they are to be applied, count their batch."""
+        """Return what becomes of pushed gradients; if they are to be applied, count their batch.
+
+        It is `moved` for another generation or a forgotten trainer and `held` in all servers but the first, which says
+        `repeated`, `over`, `stale` or `applied`.
+        """
         # Of another generation: computed from variables that a restored checkpoint has replaced.
         if self._has_moved_from(message):
             return "moved"
@@ -257,7 +268,11 @@ class ServerState:
     # --- the learning rate ---
 
     def _set_rate(self, asker: bytes, message: m.SetRate) -> list[Instruction]:
-        """Use the rate from now on; the others hear of it with the next order."""
+        """Use the rate from now on; the others hear of it with the next order.
+
+        A trainer of another generation, or a forgotten one, gets `moved`, and a message older than its last one is
+        ignored.
+        """
         if self._has_moved_from(message):
             return [self._taken(asker, message.serial, "moved")]
         # A message that was asked twice may come after a newer one: it must not bring the old rate back.
@@ -278,7 +293,10 @@ class ServerState:
     # --- checkpoints ---
 
     def _save(self, asker: bytes, message: m.Save) -> list[Instruction]:
-        """Cut the share, in the first server, and order the others to; they answer when that order comes."""
+        """Cut the share, in the first server, and order the others to; they answer when that order comes.
+
+        If the cut is there already, only answer from it; a chief of another generation gets `moved`.
+        """
         if not self._is_of_now(message.generation):
             return [self._taken(asker, message.serial, "moved")]
         if self._cut is not None and self._cut[0] == message.cut:  # the answer was lost, or the order came first
@@ -300,7 +318,10 @@ class ServerState:
     # --- the end ---
 
     def _finish(self, asker: bytes, message: m.Finish) -> list[Instruction]:
-        """Note that the run is over; the server ends once all trainers have heard so."""
+        """Note that the run is over; the server ends once all trainers have heard so.
+
+        A chief of another generation gets `moved`, except from a server without a share.
+        """
         if message.generation != self.generation != 0:  # a server without a share has to end, too
             return [self._taken(asker, message.serial, "moved")]
         self.over = self.over or message.why
@@ -311,7 +332,8 @@ class ServerState:
         """Return what is to be done by the clock.
 
         Trainers that were silent for too long are forgotten, the other servers get the version, and the server ends
-        once every trainer that is left has heard that the run is over.
+        once every trainer that is left has heard that the run is over. In a server that is not the first, nothing is
+        done before the run is over.
         """
         if not (self._is_first or self._is_finishing):
             return []
@@ -331,7 +353,10 @@ class ServerState:
     # --- what the first server says ---
 
     def _obey(self, _asker: bytes, message: m.Order) -> list[Instruction]:
-        """Carry out an order of the first server; if one was missed before it, stop serving."""
+        """Carry out an order of the first server; if one was missed before it, stop serving.
+
+        An order of another generation is ignored, except that to end.
+        """
         # Whatever the generation: a server that missed orders has to end, too, as nobody may be left to repeat this.
         self.has_ended |= message.what == "end" and not self._is_first
         if message.generation != self.generation or self._is_first or self.has_ended:
@@ -372,7 +397,10 @@ class ServerState:
         return [Cut(number), *([self._saved(*waits[number])] if number in waits else [])]
 
     def _lose(self) -> list[Instruction]:
-        """Stop serving: an order was missed, or the chief is about to give other variables."""
+        """Stop serving: an order was missed, or the chief is about to give other variables.
+
+        Gradients that wait are dropped, and pulls that wait get `moved`.
+        """
         self.generation = 0
         # Pulls that wait are answered, too: nothing would come that they wait for.
         return [*self._drop_held(lambda _key: True), *self._answer_pulls()]
@@ -383,7 +411,10 @@ class ServerState:
         return generation == self.generation != 0
 
     def _has_moved_from(self, message: m.Pull | m.Push | m.SetRate) -> bool:
-        """Return whether the sender goes by another generation than ours, or was forgotten: it has to look again."""
+        """Return whether the sender has to look again: it goes by another generation than ours, or was forgotten.
+
+        It has to as well if no share is served here.
+        """
         return not self._is_of_now(message.generation) or message.trainer not in self._heard_s
 
     def _drop_held(self, is_meant: Callable[[Key], bool]) -> list[Instruction]:

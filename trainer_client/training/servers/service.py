@@ -104,7 +104,7 @@ class ParameterServer:
                 self._aftermath.look()
 
     def _take_in_all(self, now_s: float) -> bool:
-        """Take in what came; return whether some is left over."""
+        """Take in what came, up to 1024 messages; return whether some may be left over."""
         self._unread.take_back()
         count = 0
         while count < _MOST_MESSAGES:
@@ -129,7 +129,11 @@ class ParameterServer:
             self._patience.bear(asker)
 
     def _take_in(self, asker: bytes, frames: list[zmq.Frame], now_s: float) -> bool:
-        """Take in a message; return whether it was of any use."""
+        """Take in a message; return whether it was of any use.
+
+        It is not if it cannot be read, its peer is turned away, its frame has another length than it says, its
+        gradients or its share are refused, or all that it leads to is answers without values.
+        """
         message = self._read(asker, frames)
         if message is None:
             return False
@@ -158,7 +162,7 @@ class ParameterServer:
         )
 
     def _read(self, asker: bytes, frames: list[zmq.Frame]) -> Message | None:
-        """Return the message, or None if it is none; a peer of another version gets a refusal."""
+        """Return the message, or None if it cannot be read; a peer of another version gets a refusal, too."""
         try:
             return decode(frames[1].buffer) if len(frames) > 1 else None
         except VersionError as error:
@@ -168,10 +172,10 @@ class ParameterServer:
         return None
 
     def _gradients(self, message: Message, payload: memoryview) -> Gradients | None:
-        """Return the gradients of a push for this generation, or None if the message has none.
+        """Return the gradients of a push for this generation; None for any other message.
 
-        Raise ProtocolError if they are not of this share. What is decided is always carried out, so gradients have to
-        be checked before anything is decided.
+        It is None too for a push that is no step. Raise ProtocolError if they are not of this share. What is decided is
+        always carried out, so gradients have to be checked before anything is decided.
         """
         if isinstance(message, m.Push) and message.generation == self.state.generation:
             gradients = self._store.read(message.parts, payload)
@@ -181,7 +185,10 @@ class ParameterServer:
     # --- carrying out ---
 
     def _carry_out(self, instructions: list[Instruction], gradients: Gradients | None = None) -> None:
-        """Send, queue and apply what was decided, in order."""
+        """Send, queue and apply what was decided, in order.
+
+        An order that only has the version is not queued for a server that has others waiting.
+        """
         for instruction in instructions:
             match instruction:
                 case Answer():

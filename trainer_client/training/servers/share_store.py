@@ -53,7 +53,8 @@ class ShareStore:
     def adopt(self, parts: tuple[VariablePart, ...], frame: memoryview) -> None:
         """Hold this share, with the values in the frame, in place of any other.
 
-        Raise ProtocolError, and keep the old share, if the frame does not fit the parts and our optimizer.
+        Raise ProtocolError, and keep the old share, if the frame does not fit the parts and our optimizer, and
+        SettingsError if a new optimizer comes built already.
         """
         variables = [keras.Variable(np.zeros(part.shape, part.dtype), dtype=part.dtype) for part in parts]
         optimizer = self._make_optimizer()
@@ -70,7 +71,10 @@ class ShareStore:
     # --- gradients ---
 
     def carry_out(self, instruction: Instruction, gradients: Gradients | None) -> None:
-        """Carry out one instruction on gradients that came along, on held ones, on the learning rate or the copy."""
+        """Carry out one instruction on gradients that came along, on held ones, on the learning rate or the copy.
+
+        Instructions of other kinds are ignored.
+        """
         match instruction:
             case Hold(key):
                 self._held[key] = gradients
@@ -87,7 +91,10 @@ class ShareStore:
                 self._copy = frame_of([variable.numpy() for variable in self._all])
 
     def apply(self, gradients: Gradients | None) -> None:
-        """Take one step of the optimizer; do nothing for None, a batch without gradients on any server."""
+        """Take one step of the optimizer; do nothing for None, a batch without gradients on any server.
+
+        Without gradients for parts of this server, the step is counted only.
+        """
         if gradients is None:
             return
         self._values = None
@@ -105,7 +112,11 @@ class ShareStore:
         return tf.function(lambda gradients: apply(gradients, variables), reduce_retracing=True, autograph=False)
 
     def read(self, parts: tuple[PartGradient, ...], frame: memoryview) -> Gradients:
-        """Return the gradients in a frame; raise ProtocolError if they are not of this share."""
+        """Return the gradients in a frame, with the places of their parts.
+
+        Raise ProtocolError if they are not of this share: an unknown part, a row that it lacks, or a frame of another
+        size.
+        """
         kinds: list[tuple[tuple[int, ...], str]] = []
         for part in parts:
             shape, dtype = self._form(part.place)
@@ -139,7 +150,7 @@ class ShareStore:
         return self._values
 
     def copied(self) -> bytes:
-        """Return the frame of the last copy."""
+        """Return the frame of the last copy of the whole share; empty if none was made."""
         return self._copy
 
 

@@ -46,12 +46,19 @@ class Asynchronous(SharedCopy):
         self.choice += "" if sums else f"; gradients times 1/{len(devices)}"
 
     def prepare_optimizer(self, model: Any) -> None:
-        """Prepare for the optimizer; raise SettingsError for a model whose forward pass changes variables."""
+        """Prepare for the optimizer; raise SettingsError for a model whose forward pass changes variables.
+
+        Seeds are no such variables.
+        """
         super().prepare_optimizer(model)
         _refuse_statistics(model)
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
-        """Return a function that trains all towers on a round; raise SettingsError if the loss is scaled."""
+        """Return a function that trains all towers on a round; raise SettingsError if the loss is scaled.
+
+        It retries only towers whose gradients were not finite if it is called with the same round again. With `xla`,
+        what each tower computes is compiled.
+        """
         _refuse_scaled_loss(step.optimizer)
         settlement = _Settlement(step)
         return _AllTowers(
@@ -135,7 +142,10 @@ class _AllTowers:
         return tf.constant(outcome, tf.float32)
 
     def _train_those_left(self) -> None:
-        """Train the towers whose batch is not settled yet; all threads have ended when this returns or raises."""
+        """Train the towers whose batch is not settled yet; all threads have ended when this returns or raises.
+
+        The error of the first tower that failed is raised.
+        """
         left = [at for at, outcome in enumerate(self._outcomes) if outcome is None or outcome[2] == NOT_FINITE]
         running = {at: self._threads.submit(self._towers[at].train, self._elements[at], self._applying) for at in left}
         # Wait for all before the first error is raised: no thread may change variables once this has ended.
@@ -149,7 +159,11 @@ def _spec_of(value: Any) -> Any:
 
 
 def _together(outcomes: Sequence[Sequence[float]]) -> list[float]:
-    """Return the round's mean loss by weight, its valid rows and its outcome."""
+    """Return the round's mean loss by weight, its valid rows and its outcome.
+
+    The outcome is NOT_FINITE if it is a tower's, else APPLIED if it is a tower's; else nothing is to be applied, and
+    the rows are 0.
+    """
     losses, rows, became, weights = np.array(outcomes).T
     total = weights.sum()
     loss = float(losses @ weights / total) if total else 0.0

@@ -36,7 +36,10 @@ class SharedCopy(InRounds):
         self._places = LeastLoaded(places)
 
     def scope(self) -> AbstractContextManager[Any]:
-        """Return a scope that puts each new variable in the place with the fewest bytes so far."""
+        """Return a scope that puts each new variable of the model in the place with the fewest bytes so far.
+
+        Once the model is built, a variable goes beside the variable that it belongs to.
+        """
         return cast("AbstractContextManager[Any]", tf.variable_creator_scope(self._create))
 
     def _create(self, create: Callable[..., Any], **how: Any) -> Any:
@@ -62,7 +65,7 @@ class SharedCopy(InRounds):
         return tuple(elements)
 
     def prepare_optimizer(self, model: Any) -> None:
-        """Note that the model is built, so that the optimizer's variables are put beside the model's."""
+        """Note whether the model is built: the optimizer's variables are put beside the model's from then on."""
         self._is_model_built = model.built
 
 
@@ -79,12 +82,19 @@ class Central(SharedCopy):
         self.choice += times_phrase(self._times)
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
-        """Return the step of all towers as a graph."""
+        """Return the step of all towers as a graph; with `xla`, each tower's contribution is compiled.
+
+        Tracing it raises SettingsError if towers have gradients of different variables. With `any_shape`, one graph
+        takes all shapes.
+        """
         train = partial(self._train, step, contribution_of(step, xla=xla))
         return TracedStep(tf.function(train, reduce_retracing=any_shape, autograph=False))
 
     def _train(self, step: TrainStep, contribute: Callable[[Any], Contribution], elements: Sequence[Any]) -> Any:
-        """Compute each tower's contribution on its device, then apply all of them together."""
+        """Compute each tower's contribution on its device, then apply all of them together.
+
+        Return loss, valid rows and outcome. Raise SettingsError if towers have gradients of different variables.
+        """
         parts: list[Contribution] = []
         towers = Towers(step.model)
         for device, element in zip(self._devices, elements, strict=True):

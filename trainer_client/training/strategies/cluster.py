@@ -72,7 +72,8 @@ def device_function(role: Role) -> Callable[[Any], str]:
         role: What `role()` returned.
 
     Returns:
-        A function for `tf.compat.v1.device` in a graph.
+        A function for `tf.compat.v1.device` in a graph. Without parameter servers it puts everything on this process;
+        without a cluster it chooses no device.
 
     Example:
         >>> import tensorflow as tf

@@ -100,24 +100,33 @@ class MultiWorker(Replicated):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Hold the scope in which variables are made; new ones have the chief's values in all processes."""
+        """Hold the scope in which variables are made; new ones have the chief's values in all processes.
+
+        Raise LostError if a process of the run is lost meanwhile.
+        """
         with self.exchanging(), super().scope():
             yield
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """Return the feed's batches in rounds; a lost process is noticed while the feed waits for others."""
+        """Return the feed's batches in rounds; a lost process is noticed while the feed waits for others.
+
+        That wait then raises LostError. Raise SettingsError for keys that batches lack or that do not fit together.
+        """
         feed._session.watch_others(self.refuse_lost)
         return super().data(feed, keys)
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
-        """Return the pipeline's elements in rounds; a lost process is noticed while the feed waits."""
+        """Return the pipeline's elements in rounds; a lost process is noticed while the feed waits.
+
+        That wait then raises LostError. Raise SettingsError if the stream is no pipeline.
+        """
         feed._session.watch_others(self.refuse_lost)
         return super().pipeline(feed, function)
 
     def refuse_lost(self) -> None:
         """Raise LostError if a process of the run is gone, or another has taken its place.
 
-        It may be called as often as you like: it looks only every few seconds.
+        It may be called as often as you like: it looks only every few seconds, and otherwise does nothing.
         """
         if time.monotonic() - self._looked_s >= _LOOK_EVERY_S:
             # A failed precondition means here that a process answers, but is not the one that we began with.
@@ -127,7 +136,7 @@ class MultiWorker(Replicated):
             self._looked_s = time.monotonic()
 
     def exchanging(self) -> AbstractContextManager[Any]:
-        """Return a context in which the error of a partner's death becomes a LostError."""
+        """Return a context in which TensorFlow's error of a lost process becomes a LostError; others pass."""
         return _naming_the_lost(len(self._peers))
 
     def heeds(self, *, asked: bool) -> bool:
@@ -161,7 +170,7 @@ def _naming_the_lost(processes: int, gone: tuple[type[Exception], ...] = _GONE) 
 def _take_sigterm_back() -> None:
     """Install Python's SIGTERM handler again, which TensorFlow's server has replaced by its own.
 
-    Python would otherwise never hear a SIGTERM.
+    Python would otherwise never hear a SIGTERM. Outside the main thread, or if the handler is not Python's, do nothing.
     """
     if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGTERM)
@@ -203,7 +212,7 @@ class _OnDevices(CollectiveAllReduceExtended):  # type: ignore[misc] # as above
 def refuse_uneven(replicas: int, processes: int) -> None:
     """Raise SettingsError unless all processes of a run have equally many replicas.
 
-    All of them call it, once each has a strategy.
+    All of them call it, once each has a strategy. TensorFlow's error of a lost process is passed on.
     """
     counts = _counts_of_all(replicas, processes, 1)
     if len(set(counts)) == 1:

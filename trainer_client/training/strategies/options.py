@@ -62,7 +62,7 @@ class StrategyOptions:
     server_memory: float | None = None
 
     def refuse_unheeded(self) -> None:
-        """Raise SettingsError for an option that this strategy would ignore."""
+        """Raise SettingsError for an option that is given and that this strategy would ignore."""
         for option in sorted(frozenset().union(*HEEDED.values())):
             if getattr(self, option) is not None and option not in HEEDED[self.name]:
                 heeding = ", ".join(name for name, heeded in HEEDED.items() if option in heeded)
@@ -89,8 +89,8 @@ class ChosenAllReduce(NamedTuple):
 def within_process(asked: AllReduce, devices: Sequence[str]) -> ChosenAllReduce:
     """Return the all-reduce for replicas of one process on devices of these kinds (CPU, GPU).
 
-    Raise SettingsError for `ring`, and for `hierarchical` on too few devices. `nccl` and `gpu` fall back to `cpu`
-    unless all replicas are on GPUs.
+    Raise SettingsError for `ring`, and for `hierarchical` on fewer than eight devices. `nccl` and `gpu` fall back to
+    `cpu` unless all replicas are on GPUs. `auto` is `nccl` for several replicas that are all on GPUs, and else `cpu`.
     """
     if asked == "ring":
         raise _refused(
@@ -110,7 +110,8 @@ def within_process(asked: AllReduce, devices: Sequence[str]) -> ChosenAllReduce:
 def between_processes(asked: AllReduce, devices: Sequence[str]) -> ChosenAllReduce:
     """Return the all-reduce between the processes of a cluster, whose devices here are of these kinds.
 
-    Raise SettingsError for one that works within a process only. `nccl` falls back to `ring` unless all are on GPUs.
+    Raise SettingsError for `hierarchical`, `cpu` and `gpu`, which work within a process only. `nccl` falls back to
+    `ring` unless all are on GPUs. `auto` is `nccl` if all are, and else `ring`.
     """
     if asked in ("hierarchical", "cpu", "gpu"):
         raise _refused(
@@ -146,8 +147,9 @@ def places_of_variables(
 ) -> tuple[tuple[str, ...], str]:
     """Return the devices that variables are spread over, and a phrase on the choice.
 
-    Towers are on devices of one kind. The phrase has the reason, if the choice is not what was asked for. `gpu` falls
-    back to the CPU if no tower is on a GPU.
+    Towers are on devices of one kind. `gpu` is the first GPU, and falls back to the CPU if no tower is on a GPU. `auto`
+    is the CPU without GPUs, and for four or more asynchronous towers; else `balanced`, which is all towers' devices.
+    The phrase has the reason for a fallback, and for a choice of the CPU by `auto`.
     """
     gpus = tuple(device for device in devices if device.startswith("GPU"))
     taken, why = asked, ""
@@ -169,7 +171,7 @@ class LeastLoaded:
         self.bytes_on = dict.fromkeys(devices, 0)
 
     def place(self, nbytes: int) -> str:
-        """Return the device for a variable of this size, and count its bytes there."""
+        """Return the device with the fewest bytes for a variable of this size, and count its bytes there."""
         device = min(self.bytes_on, key=self.bytes_on.__getitem__)
         self.bytes_on[device] += nbytes
         return device

@@ -74,11 +74,14 @@ class Replicated(InRounds):
         return tf.nest.map_structure(lambda tensor_spec: PerReplicaSpec(*[tensor_spec] * len(self._devices)), spec)
 
     def prepare_optimizer(self, model: Any) -> None:
-        """Raise SettingsError for trained variables of which replicas have no copies."""
+        """Raise SettingsError for variables, trained or of the optimizer, of which replicas have no copies."""
         refuse_unsynchronised(model)
 
     def refuse_unequal(self, model: Any) -> None:
-        """Raise DataError for variables that differ between replicas; all processes call it at the same step."""
+        """Raise DataError for variables, the optimizer's too, that differ between replicas.
+
+        All processes call it at the same step. Raise LostError if a process is lost.
+        """
         replicas, world = self.ranks["replicas"], self.ranks["world"]
         with self.exchanging():
             refuse_unequal(self._strategy, model, world // replicas, self.ranks["rank"] // replicas)
@@ -89,7 +92,11 @@ class Replicated(InRounds):
         return self._strategy.experimental_distribute_values_from_function(lambda _context: next(left))
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
-        """Return a step of all replicas, in which they also tell each other of requests to stop."""
+        """Return a step of all replicas, in which they also pass on requests to stop to each other.
+
+        A call raises SettingsError if only some replicas have a gradient of a variable, and LostError if a process is
+        lost. With `any_shape`, one graph takes all shapes; with `xla`, each replica's contribution is compiled.
+        """
         _sum_nothing(step.optimizer)
         towers = Towers(step.model)
         train = partial(self._train, step, contribution_of(step, xla=xla), towers)
@@ -111,7 +118,8 @@ class Replicated(InRounds):
         """Take one step of all replicas, within a graph.
 
         Return the outcome, and for each variable how many replicas have a gradient, followed by how many are asked to
-        stop.
+        stop. Nothing is applied if only some replicas have a gradient of a variable. Raise SettingsError if replicas of
+        this process differ in that.
         """
         towers.begin()
 
@@ -139,7 +147,8 @@ class Replicated(InRounds):
         """Return the contribution summed over all replicas, and the summed counts.
 
         Counts are how many replicas have each gradient, then how many are asked to stop. Statistics are means over
-        rows.
+        rows. Gradients are multiplied by the number of replicas if the strategy takes sums; one that is missing here
+        stays None.
         """
         # A replica without rows may have statistics that are not finite. They count for nothing, but NaN * 0 is NaN.
         of_rows = [tf.math.multiply_no_nan(tf.cast(value, tf.float32), part.rows) for value in part.statistics]
@@ -191,8 +200,8 @@ class _WatchedStep:
 def _sum_of_all(values: list[Any]) -> list[Any]:
     """Return the sums of these values over all replicas, by one all-reduce for each dtype.
 
-    Only tensors of one dtype can be packed together. Values of 16 bits are summed as float32, because 16 bits are too
-    few to sum in.
+    Only tensors of one dtype can be packed together. Values of fewer than 32 bits are summed as float32, because 16
+    bits are too few to sum in, and returned in their own dtype.
     """
     replica = tf.distribute.get_replica_context()
     wide = [_cast(value, tf.float32) if value.dtype.size < tf.float32.size else value for value in values]

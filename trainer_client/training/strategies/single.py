@@ -47,11 +47,18 @@ class Single(Placement):
             )  # fmt: skip
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """Return the feed's batches, read ahead."""
+        """Return the feed's batches, read ahead.
+
+        Raise SettingsError for keys that batches lack or that do not fit together.
+        """
         return make(feed._session, ElementStructure(**keys), ahead=True)
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
-        """Return the elements that the user's pipeline makes, one for each batch."""
+        """Return the elements that the user's pipeline makes, one for each batch.
+
+        Raise SettingsError if the stream is no pipeline; iterating raises it if the pipeline yields fewer elements, or
+        more.
+        """
         return PipelineElements(feed._session, function)
 
     def one_of(self, element: Any) -> Any:
@@ -67,7 +74,11 @@ class Single(Placement):
         return element
 
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
-        """Return the step as a graph, compiled by XLA if `xla`."""
+        """Return the step as a graph; with `xla` it is compiled, without the update if `compiles_updates` is off.
+
+        With `any_shape`, one graph takes all shapes. Tracing it raises SettingsError for a loss that has one value for
+        the whole batch, and, without `compiles_updates`, for a model that XLA cannot compile in parts.
+        """
         how = {"reduce_retracing": any_shape, "autograph": False}
         if self._compiles_updates:
             return TracedStep(tf.function(step, jit_compile=xla, **how))

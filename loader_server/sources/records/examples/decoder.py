@@ -75,7 +75,7 @@ class ExampleDecoder:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the index columns: a run for each feature, and a length for each that has one."""
+        """Return the names of the index columns: a run for each feature, and a length for each that has one."""
         lengths = (f"length_{form.key}" for form in self.forms if form.has_length)
         return (*(f"run_{form.key}" for form in self.forms), *lengths)
 
@@ -101,7 +101,8 @@ class ExampleDecoder:
         """Return the feature values of a record that `look` has accepted, by key.
 
         `columns` are those of the index, and `sample` is the record's place in them. The record is parsed only if the
-        values of a feature are scattered over it.
+        values of a feature are scattered over it. Raise MalformedExample or UnfitFeature if the bytes are not the
+        accepted ones.
         """
         values: dict[str, Any] = {}
         scattered: list[FeatureForm] = []
@@ -124,9 +125,11 @@ class ExampleDecoder:
         records: Sequence[RecordPlace],
         out: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Write the features that `out` has, one sample a row, with their lengths and zero padding.
+        """Write the numeric features that `out` has, one sample a row; padded ones get lengths and zeros behind them.
 
-        `columns` are those of the index, `samples` the places in them, and `records` the record of each sample.
+        `columns` are those of the index, `samples` the places in them, and `records` the record of each sample. Nothing
+        is written without samples. Raise MalformedExample or UnfitFeature if a record is not the one that `look` has
+        accepted.
         """
         for form in self.forms if len(samples) else ():
             field = form.field
@@ -141,7 +144,10 @@ class ExampleDecoder:
 
 
 def forms_of_records(records: Iterable[bytes], where: str) -> tuple[FeatureForm, ...]:
-    """Return the forms of the features that these records have; raise a DataError if they have none."""
+    """Return the forms of the features that these records have; raise a DataError if they have none.
+
+    Malformed records are left out.
+    """
     examples, count = [], 0
     for raw in records:
         count += 1
@@ -163,7 +169,7 @@ def refuse_unknown_features(forms: Sequence[FeatureForm], records: Iterable[byte
     """Raise a SettingsError for a form whose key none of these records has.
 
     A missing list counts as empty, so a misspelt key would otherwise give empty lists in all records. Only as many
-    records as necessary are parsed.
+    records as necessary are parsed. Nothing is refused if no record could be parsed, or none has any feature.
     """
     missing, known = {form.key for form in forms}, set[str]()
     for raw in records:
@@ -217,7 +223,10 @@ def _unusable(reason: str, expected: str, got: str, where: str) -> SampleError:
 def _gather_lists(
     form: FeatureForm, runs: NDArray[np.int64], records: Sequence[RecordPlace], out: NDArray[Any]
 ) -> None:
-    """Write one list a row, padded with zeros: by copying bytes where they are the array's, else by decoding."""
+    """Write one list a row, padded with zeros: by copying bytes where they are the array's, else by decoding.
+
+    Raise UnfitFeature if a decoded value does not fit its form, and MalformedExample if it cannot be parsed.
+    """
     out[:] = 0
     begins, kinds, sizes = _unpacked(runs)
     others = (runs == _SCATTERED) | ~_are_arrays(form, kinds)
@@ -232,9 +241,10 @@ def _gather_lists(
 
 
 def _numbers(form: FeatureForm, runs: NDArray[np.int64], records: Sequence[RecordPlace]) -> list[Any]:
-    """Return one value for each sample.
+    """Return one value for each sample, which is an array if the form has fixed axes.
 
-    If all are single integers, most of which have one byte, they are read without parsing a run.
+    If all are single integers, most of which have one byte, they are read without parsing a run. Raise UnfitFeature if
+    a value does not fit its form, and MalformedExample if it cannot be parsed.
     """
     begins, kinds, _ = _unpacked(runs)
     if form.shape or (kinds != INT64).any() or (runs == _SCATTERED).any():
@@ -254,7 +264,10 @@ def _are_arrays(form: FeatureForm, kinds: NDArray[np.int64]) -> NDArray[np.bool_
 
 
 def _value(form: FeatureForm, run: int, record: RecordPlace) -> Any:
-    """Decode one feature of one record; parse the record only if the feature's values are scattered."""
+    """Decode one feature of one record; parse the record only if the feature's values are scattered.
+
+    Raise UnfitFeature if the value does not fit its form, and MalformedExample for bytes that cannot be parsed.
+    """
     data, start, stop = record
     if run == _SCATTERED:
         raw = data[start:stop]

@@ -74,30 +74,35 @@ class FeatureForm:
 
     @property
     def field(self) -> Field | None:
-        """The feature's field in a batch, or None for text and bytes, which only transforms use."""
+        """Return the feature's field in a batch, or None for text and bytes, which only transforms use."""
         return None if self._is_of_texts else Field(key=self.key, dtype=self.dtype, shape=self.shape)
 
     @property
     def has_length(self) -> bool:
-        """Whether the index keeps a length: for texts and lists, not for a single number or bytes value."""
+        """Return whether the index keeps a length: for texts and lists, not for a single number or bytes value."""
         return self.dtype == "text" or bool(self.shape)
 
     @property
     def step(self) -> int:
-        """Number of values in each entry of the first axis."""
+        """Return the number of values in each entry of the first axis: the product of the other axes, 1 without any."""
         return math.prod(axis or 1 for axis in self.shape[1:])
 
     def value(self, raw: bytes, feature: Feature | list[Feature] | None) -> Any:
         """Return the feature's value in a raw sample; raise UnfitFeature if it does not fit the form.
 
-        `feature` is the parsed feature, a list of features for a feature list, or None if the record lacks it.
+        `feature` is the parsed feature, a list of features for a feature list, or None if the record lacks it; then a
+        list of any length is empty, and any other form is unfit. Raise MalformedExample if an integer has more than 10
+        bytes.
         """
         if isinstance(feature, list):
             return self._value_of_steps([self._flat(raw, *step) for step in feature])
         return self.value_in_runs(raw, *feature) if feature is not None and feature[1] else self._missing()
 
     def _value_of_steps(self, steps: list[Any]) -> Any:
-        """Return the value of a feature list; raise UnfitFeature if a step has not as many values as the form."""
+        """Return the value of a feature list; raise UnfitFeature if a step has not as many values as the form.
+
+        Raise it too if the form has another number of steps, or is a single value and there is not exactly one.
+        """
         sizes = {len(step) for step in steps}
         if sizes - {self.step}:
             raise self._other_shape(f"steps of {', '.join(map(str, sorted(sizes)[:4]))} values")
@@ -107,7 +112,10 @@ class FeatureForm:
         return self._shaped(np.concatenate([np.zeros(0, self.dtype), *steps]))
 
     def value_in_runs(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:
-        """Return the feature's value from the byte ranges that hold it; raise UnfitFeature if it does not fit."""
+        """Return the feature's value from the byte ranges that hold it; raise UnfitFeature if it does not fit.
+
+        Raise MalformedExample if an integer has more than 10 bytes.
+        """
         return self._shaped(self._flat(raw, kind, runs))
 
     @property
@@ -121,7 +129,11 @@ class FeatureForm:
         return [] if self._is_of_texts else np.zeros((0, *self._step_shape), self.dtype)
 
     def _flat(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:
-        """Return all values without their shape; raise UnfitFeature if their kind is not that of the form."""
+        """Return all values without their shape; raise UnfitFeature if their kind is not that of the form.
+
+        Raise it too for a value that does not fit the dtype, such as a text that is not UTF-8 or an integer out of
+        range; raise MalformedExample if an integer has more than 10 bytes.
+        """
         if kind == BYTES:
             return self._of_bytes([raw[start:stop] for start, stop in runs])
         if kind != _STORED_AS.get(self.dtype):
@@ -179,7 +191,7 @@ class FeatureForm:
 
     @property
     def _step_shape(self) -> tuple[int, ...]:
-        """The sizes of all axes but the first, of which none is open."""
+        """Return the sizes of all axes but the first, of which none is open; () if there is at most one axis."""
         return tuple(axis or 0 for axis in self.shape[1:])
 
     def _other_shape(self, got: str) -> UnfitFeature:
@@ -187,7 +199,7 @@ class FeatureForm:
 
 
 def _integers(raw: mmap.mmap | bytes, runs: Sequence[Run]) -> NDArray[np.int64]:
-    """Decode the integers in these runs as one array."""
+    """Return the integers in these runs as one array; raise MalformedExample if one has more than 10 bytes."""
     parts = [int64_of(raw, start, stop) for start, stop in runs]
     # An empty step of a feature list has no runs; the empty array gives it a dtype.
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
@@ -199,7 +211,7 @@ def _integers(raw: mmap.mmap | bytes, runs: Sequence[Run]) -> NDArray[np.int64]:
 def feature_forms(value: object) -> tuple[tuple[str, str], ...]:
     """Check the setting `features`, a table of keys and forms, and return it as sorted pairs.
 
-    Raise a SettingsError if it is not such a table, or if a form cannot be read.
+    Raise a SettingsError if it is not a table or empty, or if a form cannot be read.
     """
     if not isinstance(value, dict) or not value:
         raise _unread(value, "features")
@@ -228,7 +240,7 @@ def _unread(value: object, where: str) -> SettingsError:
 
 
 def parsed_forms(pairs: Iterable[tuple[str, str]]) -> tuple[FeatureForm, ...]:
-    """Return the forms written in pairs that `feature_forms` has checked."""
+    """Return the forms written in pairs that `feature_forms` has checked; raise a SettingsError for any other form."""
     return tuple(_parsed(key, text) for key, text in pairs)
 
 
@@ -244,8 +256,9 @@ def forms_of_examples(examples: Sequence[tuple[bytes, Features]]) -> tuple[Featu
 def _form_of(key: str, sightings: Sequence[tuple[bytes, Feature | list[Feature]]]) -> FeatureForm:
     """Derive a form from all sightings of one key.
 
-    A feature list becomes rows of a fixed width if all steps in all records have equally many values, unless that is
-    one; otherwise it becomes a flat list.
+    The dtype is that of the first values seen: bytes, float32 or int64, and bytes if there are none anywhere. A feature
+    list becomes rows of a fixed width if all steps in all records have equally many values, unless that is one;
+    otherwise it becomes a flat list.
     """
     features = [(raw, feature) for raw, seen in sightings for feature in (seen if isinstance(seen, list) else [seen])]
     # Kind 0 has no list at all: a feature that is empty wherever it is seen may be anything, so bytes.
@@ -256,7 +269,11 @@ def _form_of(key: str, sightings: Sequence[tuple[bytes, Feature | list[Feature]]
 
 
 def _shape_of(counts: set[int], *, has_steps: bool) -> tuple[int | None, ...]:
-    """Return the shape of a feature, or of a feature list, with these counts of values in a record, or in a step."""
+    """Return the shape of a feature, or of a feature list, with these counts of values in a record, or in a step.
+
+    A feature is a single value if every record has one; a feature list has rows if every step has the same number of
+    values, other than one. Anything else is a flat list.
+    """
     if has_steps:
         return (None, *counts) if len(counts) == 1 and counts != {1} else (None,)
     return () if counts == {1} else (None,)

@@ -66,7 +66,8 @@ class MalformedExample(ValueError):
 def features_of(raw: bytes) -> Features:
     """Return all features by key, those of the context and the feature lists together.
 
-    Raise MalformedExample if protobuf would refuse the bytes, or if a key is in the context and in a feature list.
+    Raise MalformedExample if protobuf would refuse the bytes, or if a key is in the context and in a feature list. Only
+    a packed integer of more than 10 bytes is found later, by `int64_of`.
     """
     plain = _plain_features(raw)
     return plain if plain is not None else _all_features(raw)
@@ -104,7 +105,8 @@ def _plain_features(raw: bytes) -> Features | None:
 def _begin(raw: bytes, at: int, tag: int, stop: int) -> int:
     """Return where the content of the field at `at` begins.
 
-    Raise a KeyError if the field has another tag, or does not end at `stop`.
+    Raise a KeyError if the field has another tag, or does not end at `stop`; an IndexError if the bytes end before; or
+    MalformedExample if its size has more than 10 bytes.
     """
     size, begin = _varint(raw, at + 1)
     if raw[at] != tag or begin + size != stop:
@@ -113,7 +115,10 @@ def _begin(raw: bytes, at: int, tag: int, stop: int) -> int:
 
 
 def _all_features(raw: bytes) -> Features:
-    """Return the features of any valid message, field by field; raise MalformedExample for an invalid one."""
+    """Return the features of any valid message, field by field; raise MalformedExample for an invalid one.
+
+    Raise it too for a key that is in the context and in a feature list.
+    """
     try:
         context = {key: _feature(raw, pieces) for key, pieces in _entries(raw, _FIRST)}
         lists: Features = {
@@ -132,7 +137,8 @@ def _all_features(raw: bytes) -> Features:
 def _entries(raw: bytes, tag: int) -> Iterator[tuple[str, list[Run]]]:
     """Yield the key of each entry of the maps with this tag, with the pieces of its value.
 
-    A map may itself come in pieces, and a key more than once: the last entry with it counts.
+    A map may itself come in pieces, and a key more than once: the last entry with it counts. Raise MalformedExample or
+    an IndexError for an invalid message, and a UnicodeDecodeError for a key that is not UTF-8.
     """
     for piece in _values(raw, 0, len(raw), tag):
         for entry in _values(raw, *piece, _FIRST):
@@ -147,14 +153,20 @@ def _entries(raw: bytes, tag: int) -> Iterator[tuple[str, list[Run]]]:
 
 
 def _values(raw: bytes, start: int, stop: int, wanted: int) -> Iterator[Run]:
-    """Yield the byte ranges of the fields with this tag in a message."""
+    """Yield the byte ranges of the fields with this tag in a message; raise MalformedExample for an invalid one.
+
+    Raise an IndexError if the bytes end within a field's tag or size.
+    """
     for tag, begin, end in _fields(raw, start, stop):
         if tag == wanted:
             yield begin, end
 
 
 def _feature(raw: bytes, pieces: list[Run]) -> Feature:
-    """Return one feature from all pieces of its message; raise MalformedExample if one is malformed."""
+    """Return one feature from all pieces of its message; raise MalformedExample if one is malformed.
+
+    Raise an IndexError if the bytes end within a field.
+    """
     # Protobuf merges pieces of a message: lists of the same kind are joined, but the kinds are a `oneof`, in which a
     # later one replaces an earlier.
     kind, runs = NO_FEATURE[0], list[Run]()
@@ -170,7 +182,10 @@ def _feature(raw: bytes, pieces: list[Run]) -> Feature:
 
 
 def _runs(raw: bytes, kind: int, start: int, stop: int) -> Iterator[Run]:
-    """Yield the byte ranges of a list's values; raise MalformedExample if one ends within a value."""
+    """Yield the byte ranges of a list's values; raise MalformedExample if one ends within a value or is malformed.
+
+    Raise an IndexError if the bytes end within a field's tag or size.
+    """
     for tag, begin, end in _fields(raw, start, stop):
         if tag == _FIRST:
             if kind == FLOAT and (end - begin) % 4:
@@ -185,7 +200,9 @@ def _runs(raw: bytes, kind: int, start: int, stop: int) -> Iterator[Run]:
 def _fields(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield the fields of a message: the tag, and where the value (behind its size, if it has one) begins and ends.
 
-    Raise MalformedExample for a field that is longer than its message, has the number 0 or an unknown wire type.
+    Raise MalformedExample for a field that is longer than its message, has the number 0 or an unknown wire type, for a
+    number of more than 10 bytes, and for a group without end or nested too deep. Raise an IndexError if the bytes end
+    within a field's tag or size.
     """
     while at < end:
         tag = raw[at]
@@ -219,7 +236,7 @@ def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
     """Return where a group ends.
 
     Groups are protobuf's deprecated way to write nested messages; they are skipped here, but may be nested themselves.
-    Raise MalformedExample if the group has no end or is nested too deep.
+    Raise MalformedExample if the group has no end, is nested too deep or holds a malformed field.
     """
     within = [opening]
     while within and at < end:
@@ -242,7 +259,7 @@ def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
 def _varint(raw: mmap.mmap | bytes, at: int) -> tuple[int, int]:
     """Return the varint at `at` (seven bits a byte, the lowest first) and where it ends.
 
-    Raise MalformedExample if it has more than 10 bytes.
+    Raise MalformedExample if it has more than 10 bytes, and an IndexError if the bytes end before it does.
     """
     if raw[at] < 128:
         return raw[at], at + 1
@@ -267,7 +284,10 @@ def count_int64(raw: bytes, runs: Sequence[Run]) -> int:
 
 
 def int64_at(raw: mmap.mmap | bytes, at: int) -> int:
-    """Return the integer that begins at `at`; most have two bytes at most, so these take a short way."""
+    """Return the integer that begins at `at`; most have two bytes at most, so these take a short way.
+
+    Raise MalformedExample if it has more than 10 bytes, and an IndexError if the bytes end before it does.
+    """
     first = raw[at]
     if first < 128:
         return first
@@ -279,7 +299,10 @@ def int64_at(raw: mmap.mmap | bytes, at: int) -> int:
 
 
 def _few_int64(raw: mmap.mmap | bytes, at: int, stop: int) -> NDArray[np.int64]:
-    """Decode a short run one integer at a time, because numpy takes 20 µs to begin with."""
+    """Decode a short run one integer at a time, because numpy takes 20 µs to begin with.
+
+    Raise MalformedExample if an integer has more than 10 bytes.
+    """
     numbers = []
     while at < stop:
         value, at = _varint(raw, at)
@@ -288,7 +311,7 @@ def _few_int64(raw: mmap.mmap | bytes, at: int, stop: int) -> NDArray[np.int64]:
 
 
 def int64_of(raw: mmap.mmap | bytes, start: int, stop: int) -> NDArray[np.int64]:
-    """Return the integers of a packed run in a new array; raise MalformedExample if one is too long."""
+    """Return the integers of a packed run in a new array; raise MalformedExample if one has more than 10 bytes."""
     if stop - start <= _FEW_BYTES:
         return _few_int64(raw, start, stop)
     octets = np.frombuffer(raw, np.uint8, stop - start, start)

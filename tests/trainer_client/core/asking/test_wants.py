@@ -15,7 +15,7 @@ from shared.wire.message_parts import Cursor, Ticket
 from tests.support.lone_core import DIGEST, LoneCore, address, attached, pushed
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
-from trainer_client.core.asking.wants import HEDGED_SHARE, ShardHolders
+from trainer_client.core.asking.wants import WANTS_PER_HEDGE, ShardHolders
 from trainer_client.core.slot_states import SlotState
 
 
@@ -171,7 +171,7 @@ class TestHedging:
             lone.stream.answers.usual_answer_s = 0.01
             lone.wait_hearing(0.5, 1, 2)
             lone.push(want)
-            assert lone.stream.wants.hedged <= 1 + lone.stream.wants.asked // HEDGED_SHARE
+            assert lone.stream.wants.hedged <= 1 + lone.stream.wants.asked // WANTS_PER_HEDGE
             lone.consume(lone.offer(number))
             (want, *_) = lone.wants()
             for other in (1, 2):  # the cancelled ones come back

@@ -63,7 +63,10 @@ class Towers:
         self._refuse_odd([at for at, count in enumerate(counts) if count not in (0, replicas)])
 
     def _refuse_odd(self, odd: Sequence[int]) -> None:
-        """Raise SettingsError if any variables are odd: for each tower here, of which of them it has a gradient."""
+        """Raise SettingsError if there are any odd variables, given by their places among the trained ones.
+
+        It names them, and for each tower here those of which it has a gradient.
+        """
         if not odd:
             return
         names = {at: self._model.trainable_variables[at].path for at in odd}
@@ -78,7 +81,7 @@ class Towers:
 
 
 def times(gradient: Any, factor: Any) -> Any:
-    """Return the gradient multiplied by `factor`; None stays None."""
+    """Return the gradient multiplied by `factor`, a sparse one's values only; None stays None."""
     if gradient is None or (isinstance(factor, int | float) and factor == 1):
         return gradient
     return of_values(gradient, lambda values: values * tf.cast(factor, values.dtype))
@@ -100,7 +103,10 @@ def times_phrase(factor: float) -> str:
 
 
 def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> None:
-    """Raise DataError for variables that differ between replicas; this is process `process` of `processes`."""
+    """Raise DataError for variables that differ between replicas; this is process `process` of `processes`.
+
+    The optimizer's variables are compared too. Those that each replica counts on its own are exempt.
+    """
     variables = [each for each in (*model.variables, *model.optimizer.variables) if not _differs_by_design(each)]
     digests = [[_digest(copy) for copy in strategy.experimental_local_results(each.value)] for each in variables]
     _refuse_odd("the replicas of this process", variables, digests)

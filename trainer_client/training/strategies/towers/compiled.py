@@ -30,7 +30,11 @@ __all__ = ["contribution_of"]
 
 
 def contribution_of(step: TrainStep, *, xla: bool) -> Callable[[Any], Contribution]:
-    """Return `step.contribute`, compiled if `xla`; call it on the tower's device while a graph is traced."""
+    """Return `step.contribute`, compiled if `xla`; call it on the tower's device while a graph is traced.
+
+    The compiled one raises SettingsError for a model that sums over replicas, has variables that Keras does not know,
+    or changes trained variables as it computes.
+    """
     return _Compiled(step) if xla else step.contribute
 
 
@@ -48,7 +52,11 @@ class _Compiled:
         self._strangers: list[Any] = []
 
     def __call__(self, element: Any) -> Contribution:
-        """Return one replica's contribution to a step, and assign what its forward pass changed."""
+        """Return one replica's contribution to a step, and assign what its forward pass changed.
+
+        Raise SettingsError for a model that sums over replicas, has variables that Keras does not know, or changes
+        trained variables as it computes.
+        """
         _refuse_synchronized(self._step.model)
         # A trace finds the variables that the model reads without listing them. They have to go in as values, too, so
         # trace again with them until there are no more.
@@ -69,7 +77,10 @@ class _Compiled:
         return _share_of(part)
 
     def _computation(self, scope: _Noting) -> Callable[[Any, Any], Any]:
-        """Return the function to compile, which returns a contribution and what the forward pass changed."""
+        """Return the function to compile, which returns a contribution and what the forward pass changed.
+
+        Tracing it raises SettingsError for a loss that has one value for the whole batch.
+        """
         put_back = {id(variable) for variable in statistics_of(self._step.model)}
 
         def compute(element: Any, values: Any) -> Any:
@@ -110,7 +121,7 @@ class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
         return ((self._known[number], many) for number, many in self.changes.items() if number in self._seeds)
 
     def get_current_value(self, variable: Any) -> Any:
-        """Return the variable's value in this scope, and note a variable that has none here."""
+        """Return the variable's value in this scope, None if it has none; note a variable that is not known."""
         if id(variable) not in self._known:
             self.strangers[id(variable)] = variable
         return super().get_current_value(variable)
@@ -135,7 +146,7 @@ def _go_on(scope: _Noting, after: Sequence[Any]) -> None:
 
 
 def _refuse_synchronized(model: Any) -> None:
-    """Raise SettingsError for layers that sum over replicas.
+    """Raise SettingsError for layers that sum over replicas, if there are several replicas.
 
     TensorFlow refuses them by itself only if some device is a CPU.
     """

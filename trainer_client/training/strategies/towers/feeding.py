@@ -60,11 +60,18 @@ class InRounds(Placement):
             )  # fmt: skip
 
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
-        """Return the feed's batches in rounds: one batch for each replica of this process."""
+        """Return the feed's batches in rounds: one batch for each replica of this process.
+
+        Raise SettingsError for keys that batches lack or that do not fit together.
+        """
         return Rounds(feed, keys, self._devices, self._together)
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
-        """Return the elements of a user's pipeline in rounds: one for each replica of this process."""
+        """Return the elements of a user's pipeline in rounds: one for each replica of this process.
+
+        Raise SettingsError if the stream is no pipeline; iterating raises it if the pipeline yields fewer elements than
+        batches, or more.
+        """
         return PipelineRounds(feed, function, self._devices, self._together)
 
     def for_all(self, element: Any) -> Any:
@@ -72,7 +79,10 @@ class InRounds(Placement):
         return self._together([element] * len(self._devices))
 
     def _together(self, elements: Sequence[Any]) -> Any:
-        """Return a step's element, made of one element for each replica here."""
+        """Return a step's element, made of one element for each replica here.
+
+        Each strategy has its own; here it raises NotImplementedError.
+        """
         raise NotImplementedError
 
 
@@ -96,7 +106,7 @@ class Rounds:
         return self._data.staged(self._make)
 
     def _make(self, take: Callable[[], Any]) -> Any:
-        """Return the next round, of batches that `take` returns."""
+        """Return the next round, of batches that `take` returns; pass on its StopIteration at the epoch's end."""
         # The epoch ends at the first `take` of a round. It stands outside the generator, in which its StopIteration
         # would become a RuntimeError.
         batches = (take(), *(take() for _ in self._devices[1:]))
@@ -128,7 +138,10 @@ def put(element: Any, device: str) -> Any:
 
 
 def refuse_cluster(strategy: str) -> None:
-    """Raise SettingsError if this is one of several processes, as they would exchange no gradients."""
+    """Raise SettingsError if the environment names several processes, as they would exchange no gradients.
+
+    Raise it as well if the values there do not fit together.
+    """
     if has_place(os.environ) and role().world > 1:
         raise SettingsError(
             expected="one process", got=f"one of {role().world}, as the environment says",
@@ -159,7 +172,10 @@ def tower_devices(replicas: int | None) -> tuple[str, ...]:
 
 
 def devices_of_process(replicas: int | None) -> tuple[str, ...]:
-    """Return the devices of one process of several: as `tower_devices`, but by default one CPU without a GPU."""
+    """Return the devices of one process of several: as `tower_devices`, but by default one CPU without a GPU.
+
+    Raise SettingsError for more towers than GPUs, if there are any.
+    """
     no_gpu = not tf.config.list_physical_devices("GPU")
     return tower_devices(1 if replicas is None and no_gpu else replicas)
 
