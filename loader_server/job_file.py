@@ -169,8 +169,8 @@ class JobFile(JobFolder):
     def make_importable(self) -> None:
         """Put the job file's folder on sys.path, before the current folder, so that it can name modules beside it.
 
-        On a host that joined, the folder of fetched modules comes before both. A folder that is there already is not
-        moved.
+        On a host that joined, it is the data folder that stands for the job file's; a folder of fetched modules, if
+        there is any, comes before both. A folder that is there already is not moved.
         """
         fetched = [self.joined.code] if self.joined is not None and self.joined.code else []
         # Each is put in front of those before it, so the last one is searched first.

@@ -186,10 +186,11 @@ def _chain(recipe: StreamRecipe, source: Source) -> Chain:
 def _try_keys(job: JobFile, recipe: StreamRecipe) -> list[tuple[LowRate, ...]]:
     """Raise now for a key that would stop the job at its start, or mask every sample of a source of a mixture.
 
-    That is a SettingsError, or a DataError if the index does not suit the chain or a first sample cannot be read.
+    That is a SettingsError, or a DataError if an index does not suit the chain, a field differs between sources, or a
+    first sample cannot be read. A stream of whole batches is not tried.
 
     Returns:
-        For each source, the recordings whose rate is below what the transforms make of it.
+        For each source, the recordings whose rate is below what the transforms make of it; maybe none.
     """
     if recipe.whole:
         return [() for _ in recipe.sources]

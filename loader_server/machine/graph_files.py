@@ -26,7 +26,8 @@ def write_synced(path: Path, content: bytes) -> None:
 def write_graph(graph: Path, content: bytes, index: Path, files: Mapping[str, bytes]) -> None:
     """Write the files of a graph's index by their names, `meta.json` last, and then the graph.
 
-    Each file is written atomically. The names must not lead out of the index's folder.
+    Each file is written atomically. The names must not lead out of the index's folder. Raise an OSError if a file
+    cannot be written: those before it stay, and the graph is not written.
     """
     # `meta.json` names all other files, and a graph counts only once it is there, so after a cut between nothing does.
     for name in sorted(files, key=lambda name: (name == "meta.json", name)):

@@ -45,7 +45,10 @@ def last_use_ns(path: Path) -> int:
 
 
 def stored_files(folder: str | Path) -> Iterator[StoredEntry]:
-    """Yield last use, bytes and path of each entry of a folder; files that vanish meanwhile are skipped."""
+    """Yield last use, bytes and path of each entry of a folder; files that vanish meanwhile are skipped.
+
+    Raise an OSError if the folder is missing or cannot be read.
+    """
     # Not pathlib, which takes much longer: making room looks at every entry, and there may be very many.
     with os.scandir(folder) as files:
         for file in files:

@@ -131,9 +131,10 @@ def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _
 def _read_epoch(
     receiver: Receiver, source: EpochsOfJob, cursor: Cursor, note: Callable[[int, int], None]
 ) -> EpochDigests:
-    """Return the digests of an epoch's batches; raise ProtocolError if they come out of order or end early.
+    """Return the digests of an epoch's first `source.most` batches, or of all; `note` gets how many are read.
 
-    Raise LostError if no worker answers.
+    Raise ProtocolError if they come out of order or end early, LostError if no worker answers, SettingsError for an
+    epoch out of bounds, EndedError if the job ended, and the error of a feed that fails or is closed.
     """
     digests = EpochDigests(cursor.epoch, cursor.group, cursor.plan_digest)
     batches = receiver.ask_batches(cursor.epoch, cursor.group)

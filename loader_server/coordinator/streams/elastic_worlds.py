@@ -65,10 +65,10 @@ class Worlds:
         return self._group or self._streams[stream].group or sys.maxsize
 
     def _settle(self, stream: str, out: list[Instruction]) -> list[Instruction]:
-        """Clear what the previous world left on the stream if a new one has just begun; return all instructions.
+        """If a new world has just begun, clear what the previous one left on the stream; return all instructions.
 
-        If neither job nor stream has a group yet, the stream gets as many ranks as the largest world that the limits
-        allow may have, and the fact of this leads the instructions.
+        Then, if neither job nor stream has a group yet, the stream gets as many ranks as the largest world that the
+        limits allow may have, and the fact of this leads the instructions. Without a new world, return `out` as it is.
         """
         begun = [order.fact for order in out if isinstance(order, Keep) and isinstance(order.fact, WorldNamed)]
         if not begun:

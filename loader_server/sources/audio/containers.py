@@ -196,9 +196,9 @@ def _w64(read: Read, size: int, _head: bytes) -> AudioExtent | None:
 
 
 def _caf(read: Read, size: int, _head: bytes) -> AudioExtent | None:
-    """Return the extent in a Core Audio file; None without a data chunk.
+    """Return the extent in a Core Audio file; None if its first 4096 chunks hold no data chunk.
 
-    Raise a struct.error if the file ends within a chunk's header.
+    Raise a struct.error if the file ends before a data chunk is found.
     """
     for name, nbytes, begin in _chunks(read, size, 8, (struct.Struct(">4sQ"), 1, 0)):
         if name == b"data":

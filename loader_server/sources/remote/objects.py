@@ -158,7 +158,8 @@ class Objects:
     def _refuse_other(self, url: str, facts: FileFacts) -> None:
         """Raise a ReadError if the object is no longer this version, unless each request already names the version.
 
-        Raise an error of the store's library if the object is gone or the store fails.
+        Raise a DataError if a folder is in its place or the store tells no size, and an error of the store's library if
+        the object is gone or the store fails.
         """
         # After the bytes were read: a check before would miss an object that is replaced in between.
         if not getattr(self._open(url, facts), "read_kw", {}).get("IfMatch"):

@@ -122,7 +122,7 @@ def _middle(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _whole_seconds(run: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return all seconds but the last one, which was cut short, unless it is the only one."""
+    """Return all seconds but the last one, which was cut short, unless it is the only one; maybe none."""
     seconds: Sequence[Mapping[str, Any]] = run["by_second"]
     return seconds[:-1] or seconds
 

@@ -115,9 +115,9 @@ def worker_settings(place: Role, options: StrategyOptions, until: Until) -> Serv
 
 
 def _bindable(endpoint: str) -> str:
-    """Return the endpoint to bind: a host name is served on all interfaces, unless it is of loopback.
+    """Return the endpoint to bind: as it is if its host is an address or loopback, else all interfaces at its port.
 
-    Only addresses can be bound. Raise SettingsError if a name and port make no endpoint.
+    Other host names cannot be bound. Raise SettingsError if a name and port make no endpoint; no address is checked.
     """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
