@@ -6,7 +6,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command that the arguments name, and end the process."""
+    """Run the command that the arguments name, and end the process with its exit code.
+
+    Errors of ours and refusals of the system are printed; other exceptions are raised.
+    """
     end_at_sigterm()
     from loader_server.cli import main as run_command  # a slow import
 

@@ -394,8 +394,9 @@ def metrics_listening(options: argparse.Namespace) -> Listening:
 def metrics_arguments(options: argparse.Namespace) -> tuple[str, ...]:
     """Return the metrics arguments for a machine's processes, each of which has a port of its own.
 
-    Leave out those that the options do not name. Raise SettingsError if the address to listen at is malformed, or lies
-    beyond loopback without a token or `--insecure`.
+    Leave out those that the options do not name. Raise SettingsError if the address to listen at or the token is
+    malformed, or the address lies beyond loopback without a token or `--insecure`; a token without an address is not
+    looked at.
     """
     from shared.metrics.listening import bracketed
 

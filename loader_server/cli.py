@@ -23,7 +23,6 @@ from loader_server.arguments import (
     metrics_arguments,
     metrics_listening,
 )
-from loader_server.machine.processes import WORKER_OFFER, offer_once
 from shared.commands import allow_many_files, run_command
 from shared.errors import StokerError
 from shared.quick_import import quick_import
@@ -98,7 +97,7 @@ def _report(error: StokerError, options: argparse.Namespace) -> None:
 
 
 def _on_stop(stop: Callable[[], None]) -> None:
-    """Call `stop` at SIGTERM and SIGINT."""
+    """Call `stop` at SIGTERM and SIGINT; raise ValueError outside the main thread."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         stop()
@@ -118,7 +117,10 @@ def _open_nursery(*services: str) -> Nursery:
 
 
 def _import_for_children(*services: str) -> None:
-    """Import the modules that all processes of this machine share, because the nursery forks them from this one."""
+    """Import the modules that all processes of this machine share, because the nursery forks them from this one.
+
+    Errors of importing pass through.
+    """
     # numpy imports `numpy.ma` at the first call of `unique`, which all of them make.
     modules = (*(f"loader_server.{service}.service" for service in services), "loader_server.metrics", "numpy.ma")
     with quick_import():
@@ -129,7 +131,7 @@ def _import_for_children(*services: str) -> None:
 def be_nursery(socket_fd: int, owner_pid: int) -> None:
     """Be the successor of a supervisor's nursery that has died, until the supervisor ends; then end this process.
 
-    Raise SystemExit if the supervisor has ended already.
+    Raise SystemExit if the supervisor has ended already, or OSError if it has just hung up.
     """
     from loader_server.machine.nursery import serve_owner
     from loader_server.machine.processes import end_with_parent
@@ -143,9 +145,11 @@ def be_nursery(socket_fd: int, owner_pid: int) -> None:
 def _be_forked(arguments: Sequence[str]) -> None:
     """Run what a child of the nursery is for: trials for a worker, or a command, which ends the process.
 
-    A worker raises its OOM score first. Trials raise SystemExit if their parent has ended.
+    A worker raises its OOM score first. Trials raise SystemExit if their parent has ended. Errors that are neither ours
+    nor refusals of the system are raised.
     """
     from loader_server.building.crash_trial import TRIAL, serve_trials
+    from loader_server.machine.processes import WORKER_OFFER, offer_once
 
     if arguments[0] == "worker":
         # Before its modules are imported: until then the kernel, short of memory, may as well kill the coordinator. A
@@ -183,7 +187,8 @@ def run_machine(options: argparse.Namespace) -> int:
 def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib.ExitStack) -> int:
     """Run a supervisor until it has to end, and return the exit code.
 
-    Raise what keeps a job from being served; if a child printed it already, return its exit code instead.
+    Raise what keeps a job from being served; if a child printed it already, return its exit code instead. Raise
+    MachineError if nurseries die again and again.
     """
     from loader_server.commands import machine_jobs
     from loader_server.machine.free_room import granted_cores
@@ -219,7 +224,8 @@ def run_coordinator(options: argparse.Namespace) -> int:
     """Serve as a job's coordinator until told to end, and return the exit code.
 
     Raise MachineError if this process's limits are too small, SettingsError for a mistake in the job file, keys or
-    endpoint, DataError if data cannot be opened, or HeldError if another process serves the job.
+    endpoint, DataError if data cannot be opened, HeldError if another process serves the job, or OSError if a graph
+    that is kept cannot be read.
     """
     refuse_small_limits()
     with quick_import():
@@ -289,7 +295,7 @@ read from allowed/ while the job runs: put a public key into the folder of its r
 def make_key_folder(options: argparse.Namespace) -> int:
     """Make a folder of keys, print who needs which, and return the exit code.
 
-    Raises SettingsError if the folder has keys already.
+    Raises SettingsError if the folder has keys already, or OSError if it cannot be written.
     """
     from shared.keys import make_keys
 

@@ -22,7 +22,7 @@ def version_of(package: str) -> str:
 
 
 def metadata_field(distribution: importlib.metadata.Distribution, key: str) -> str:
-    """Return a field of a distribution's metadata, such as its Name."""
+    """Return a field of a distribution's metadata, such as its Name; the distribution must have it."""
     # Read from the head of the file: `importlib.metadata.version` parses all of it as an e-mail, a millisecond for each
     # package, and each process of a job asks for six. The fields stand before the first empty line, as headers do.
     for line in (distribution.read_text("METADATA") or "").splitlines():

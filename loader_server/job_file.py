@@ -66,7 +66,7 @@ class StreamRecipe:
 
         Raise a SettingsError if recordings are cut and a transform declares no outputs, or if names, settings, fields
         or declarations of transforms do not fit; raise a DataError if a source of recordings that a setting names
-        cannot be used.
+        cannot be used. Raise a ValueError if `before` is none of the transforms.
         """
         names, tables = self.settings.transforms, self.tables
         if before:
@@ -82,6 +82,7 @@ class Recipes(Mapping[str, StreamRecipe]):
     """The recipes of all streams, read at once, so that each mistake is found at once.
 
     A stream whose source needs a package that is not installed here is an error only when that stream is asked for.
+    Making it raises a SettingsError for the first mistake.
     """
 
     def __init__(self, names: Iterable[str], read: Callable[[str], StreamRecipe]) -> None:
@@ -121,7 +122,8 @@ class Recipes(Mapping[str, StreamRecipe]):
 class JobFile(JobFolder):
     """A job file whose streams are read as well.
 
-    Making it raises SettingsError for a mistake in the file.
+    Making it raises SettingsError if the file cannot be read or has a mistake. A stream whose package is not installed
+    is an error only once its recipe is asked for.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -181,7 +183,7 @@ class JobFile(JobFolder):
     def modules(self) -> set[str]:
         """Return the modules that the streams name as sources, transforms or pipelines.
 
-        Other words of the same form may be among them.
+        Other words of the same form may be among them; without any the set is empty.
         """
         return {word.partition(":")[0] for word in _words_in(self.job.streams) if _NAMED_OBJECT.fullmatch(word)}
 
@@ -208,7 +210,10 @@ class JobFile(JobFolder):
         return tuple(name for name, recipe in self.recipes.readable() if recipe.sent)
 
     def graph_path(self, name: str) -> Path:
-        """Return the path of the graph that a trainer sent for a stream."""
+        """Return the path of the graph that a trainer sends for a stream; nothing need be there yet.
+
+        The stream must be one of `accepting`, which is not checked.
+        """
         return self.recipes[name].sources[0].of_job.graph
 
     def is_awaited(self, name: str) -> bool:
@@ -218,19 +223,23 @@ class JobFile(JobFolder):
     def is_there(self, name: str) -> bool:
         """Return whether the stream can be opened now: not if its graph is awaited or not indexed yet.
 
-        A stream whose graph no trainer sends always counts as there, even without an index.
+        Any other name always counts as there, even without an index.
         """
         return name not in self.accepting or (self.graph_path(name).exists() and self.is_indexed(name))
 
     def versions_of_sent(self) -> dict[str, str]:
-        """Return the versions that shape the batches of streams whose graphs trainers send, as a string by stream."""
+        """Return the versions that shape the batches of streams whose graphs trainers send, as a string by stream.
+
+        Return an empty table without such streams. Errors of making a source pass through.
+        """
         specs = {name: self.recipes[name].sources[0] for name in self.accepting}
         return {name: repr(sorted(spec.make().versions.items())) for name, spec in specs.items()}
 
     def is_indexed(self, name: str) -> bool:
         """Return whether each of a stream's sources has an index, of whatever data and settings.
 
-        Raise a MissingLibraryError if the stream needs a package that is not installed.
+        Raise a MissingLibraryError if the stream needs a package that is not installed, or a KeyError if the job has no
+        such stream.
         """
         return all((folder / "meta.json").exists() for folder in self.index_folders(self.recipes[name]))
 
@@ -269,8 +278,8 @@ class JobFile(JobFolder):
     ) -> tuple[SourceSpec, ...]:
         """Return the stream's one source, whose settings were read already, or each of several.
 
-        Raise SettingsError if one of several makes whole batches, is unknown or cannot be imported, or has a mistake in
-        its settings.
+        Raise MissingLibraryError if one of several needs a package that is not installed, and SettingsError if one
+        makes whole batches, is unknown or cannot be imported, or has a mistake in its settings.
         """
         if not settings.sources:
             return (self._spec(settings.source, of_source[0], where, of_job),)

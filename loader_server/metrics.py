@@ -294,7 +294,10 @@ UNSENT_BYTES = _worker.gauge(
 
 
 def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
-    """Yield the metrics of a coordinator and its job: counts, workers, streams, connections."""
+    """Yield the metrics of a coordinator and its job: counts, workers, streams, connections.
+
+    Raise OSError if no descriptor is left to count connections with.
+    """
     report, counts = coordinator.report, coordinator.counts
     numbers = {
         GARBAGE: coordinator.garbage,
@@ -327,7 +330,10 @@ def _silent(workers: list[dict[str, Any]]) -> Values:
 
 
 def _by_stream(metric: Metric, streams: Mapping[str, _T], value_of: Callable[[_T], float]) -> MetricSamples:
-    """Return a metric with one value for each stream."""
+    """Return a metric with one value for each stream.
+
+    What `value_of` raises passes through.
+    """
     return MetricSamples(metric, {(name,): value_of(stream) for name, stream in streams.items()})
 
 
@@ -393,7 +399,10 @@ def _connection_metrics(doors: Doors, guard: Guard) -> Iterator[MetricSamples]:
 
 
 def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
-    """Yield the metrics of a worker: what it built, and how much is waiting."""
+    """Yield the metrics of a worker: what it built, how much is waiting, and its connections.
+
+    Raise OSError if no descriptor is left to count connections with.
+    """
     counts, load = worker.counts, worker.load
     numbers = {
         GARBAGE: counts.garbage,

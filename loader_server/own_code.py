@@ -50,7 +50,8 @@ class OwnCode:
 def own_code(modules: Sequence[str]) -> OwnCode:
     """Return the code behind these modules, which are identified by source even if they are installed.
 
-    Modules that are not found, built in, our own or of the standard library are left out.
+    Modules that are not found, built in, our own or of the standard library are left out. Raise OSError if a source
+    cannot be read, or importlib's PackageNotFoundError if a package was just removed.
     """
     own, packages = _walk(modules)
     return OwnCode(sources=fingerprint(*(own[name].source for name in sorted(own))), packages=packages)
@@ -59,7 +60,8 @@ def own_code(modules: Sequence[str]) -> OwnCode:
 def own_files(modules: Iterable[str], folder: Path) -> dict[str, Path]:
     """Return the files of these modules and of the modules that they import, as far as they lie in this folder.
 
-    The keys are their paths below a folder that modules are imported from. Installed modules are left out.
+    The keys are their paths below a folder that modules are imported from. Installed modules are left out. Raise
+    OSError if a source cannot be read, or importlib's PackageNotFoundError if a package was just removed.
     """
     # With each package on the way, because importing a module runs the `__init__` of its packages.
     walked, _ = _walk(sorted({part for name in modules for part in _on_the_way(name)}))
@@ -83,7 +85,8 @@ def _walk(modules: Sequence[str]) -> tuple[dict[str, _Module], dict[str, str]]:
     """Return these modules and those that they import, if they count by source, and the versions of other packages.
 
     Modules that are not found, built in, our own or of the standard library are left out. A module that was named
-    counts by source, and if it is installed by its version as well.
+    counts by source, and if it is installed by its version as well. Raise OSError if a source cannot be read, or
+    importlib's PackageNotFoundError if a package was just removed.
     """
     own: dict[str, _Module] = {}
     packages: dict[str, str] = {}

@@ -60,7 +60,10 @@ class PlanKeeper(Keeper):
             return dict(arrays)
 
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
-        """Save arrays, and remove the least recently used ones of this kind; log a warning if that fails."""
+        """Save arrays, and remove the least recently used ones of this kind; log it if that fails.
+
+        That is a warning, or a debug line if the folder cannot be written to at all.
+        """
         path = self._path(kind, name)
         body = io.BytesIO()  # in memory first, because its hash comes before it in the file
         np.savez(body, **arrays)  # type: ignore[arg-type]
@@ -80,7 +83,10 @@ class PlanKeeper(Keeper):
         return self._folder / f"{kind}-{name}.plan"
 
     def _remove_old(self, pattern: str) -> None:
-        """Remove the files that match a pattern, but for the eight that were used last."""
+        """Remove the files that match a pattern, but for the eight that were used last.
+
+        Raise OSError if one cannot be removed; one that is gone by now is passed over.
+        """
         # Drafts too: a recent one may be another process's, an old one was left by a killed process.
         files = [(last_use_ns(path), 1, str(path)) for path in self._folder.glob(pattern)]
         evict(files, len(files) - _KEPT, _remove)

@@ -49,7 +49,10 @@ _LONGEST_IDENTITY = 4000
 
 
 class _Lengths:
-    """The planner's view of the samples: lengths after the transforms."""
+    """The planner's view of the samples: lengths after the transforms.
+
+    Making it raises what `SourceSet.refuse_unknown` raises, if there is a filter.
+    """
 
     def __init__(self, joined: SourceSet, chain: Chain, recipe: StreamRecipe, sources: tuple[int, ...]) -> None:
         self._joined = joined
@@ -77,7 +80,12 @@ class _Lengths:
 
 
 class Stream:
-    """An open stream: `source` to read, `chain` to transform, `plan` to know which batch is which."""
+    """An open stream: `source` to read, `chain` to transform, `plan` to know which batch is which.
+
+    Making it raises a DataError if there is no index that fits or no sample is left to plan, a SettingsError if
+    settings do not fit the data or a package is not installed, or a KeyError if the job has no such stream. Meanwhile
+    `progress` is called with done and total.
+    """
 
     def __init__(self, job: JobFile, name: str, progress: Callable[[int, int], None] | None = None) -> None:
         recipe = job.recipes[name]
@@ -134,7 +142,7 @@ class Stream:
     def shape(self, planned: BucketShape) -> BucketShape:
         """Return a planned shape; in a packed stream with the lengths of all padded fields.
 
-        The marks of packed rows are as long as the rows.
+        The marks of packed rows are as long as the rows. Raise a KeyError if a packed shape lacks the bucketed key.
         """
         if not self.packed:
             return planned
@@ -144,7 +152,10 @@ class Stream:
 
     @cached_property
     def builder(self) -> str:
-        """Return the fingerprint of everything that shapes the bytes; it is equal on all workers of a job."""
+        """Return the fingerprint of everything that shapes the bytes; it is equal on all workers of a job.
+
+        Errors of reading the code of the user's own source pass through, such as an OSError.
+        """
         masked = ("not_finite masked",) if self.masks_not_finite else ()
         words = (self.digest, self.chain.fingerprint, self.float32, processor_features(), *self._decoding)
         return fingerprint(*words, *masked)
@@ -152,7 +163,8 @@ class Stream:
     def builder_parts(self) -> dict[str, str]:
         """Return the parts of the builder fingerprint, by names that people know.
 
-        Values are hashes, except those of packages, settings and the processor.
+        Values are hashes, except those of packages, settings and the processor. Errors of reading the code of the
+        user's own source pass through, such as an OSError.
         """
         of_stream = f"of stream {self.name}"
         code = _foreign_code(self.source.modules)
@@ -179,7 +191,7 @@ class Stream:
     def steady(self) -> str:
         """Return the fingerprint of everything that shapes samples before the first transform that draws.
 
-        The content of their files is left out; a sample's identity covers that.
+        The content of their files is left out; a sample's identity covers that. The errors of `builder` pass through.
         """
         of_sources = (self._joined.fingerprint, repr(self.chain.raw), *self._decoding)
         return fingerprint(self.chain.steady_fingerprint, processor_features(), *of_sources)
@@ -188,7 +200,7 @@ class Stream:
     def shared(self) -> str:
         """Return the fingerprint of everything that shapes batches, but for their number and their samples' content.
 
-        It is equal in streams of two jobs that may share batches.
+        It is equal in streams of two jobs that may share batches. The errors of `builder` pass through.
         """
         return fingerprint(self._joined.made_from, self.builder)
 
@@ -200,7 +212,10 @@ class Stream:
 
     @property
     def opened(self) -> str:
-        """Return the fingerprint of what is open here, this very index included: an index made anew has another."""
+        """Return the fingerprint of what is open here, this very index included: an index made anew has another.
+
+        The errors of `builder` pass through.
+        """
         return fingerprint(self._joined.made, self.builder)
 
     def values(self, epoch: int, sample: int, raw: bytes) -> dict[str, NDArray[np.generic]]:
@@ -212,7 +227,10 @@ class Stream:
         return self.chain.apply(decoded(self.source, sample, raw), seed=self.seed, epoch=epoch, number=sample)
 
     def raw_lengths(self, sample: int) -> dict[str, int]:
-        """Return the lengths of a sample before the transforms by key, as the index has them."""
+        """Return the lengths of a sample before the transforms by key, as the index has them.
+
+        The number must be in range, which is not checked.
+        """
         return self._joined.raw_lengths(sample)
 
     def find_missing(self, time_s: float) -> MissingFiles | None:
@@ -223,7 +241,10 @@ class Stream:
         return self._joined.find_missing(time_s)
 
     def identity(self, sample: int) -> str:
-        """Return the source's identity of the sample, which names a culprit; a hash of it if it is too long."""
+        """Return the source's identity of the sample, which names a culprit; a hash of it if it is too long.
+
+        The number must be in range, which not every source checks.
+        """
         own = self.source.identity(sample)
         return own if len(own) <= _LONGEST_IDENTITY else fingerprint(own.encode("utf-8", "backslashreplace"))
 
@@ -248,7 +269,7 @@ def _release() -> str:
 def _foreign_code(modules: Sequence[str]) -> OwnCode | None:
     """Return the code of the source that is not ours; None if all of its modules are ours.
 
-    The chain knows the version of our own.
+    The chain knows the version of our own. Raise what `own_code` raises.
     """
     foreign = [name for name in modules if name.partition(".")[0] != __name__.partition(".")[0]]
     return own_code(foreign) if foreign else None
@@ -285,8 +306,9 @@ def sources_of(job: JobFile, recipe: StreamRecipe) -> list[tuple[SourceSpec, Pat
 def open_base(of_job: OfJob, name: str) -> BaseSamples:
     """Open another stream of the job for a pipeline to read.
 
-    Raise a SettingsError if it is no stream of samples, if the job file has a mistake, or if its settings do not fit
-    its data; raise a DataError if it has no index, or one of other data or settings, or no samples.
+    Raise a SettingsError if it is no stream of samples, if the job file has a mistake, if a package is not installed,
+    or if its settings do not fit its data; raise a DataError if it has no index, or one of other data or settings, or
+    no samples.
     """
     assert of_job.path is not None
     job = JobFile(of_job.path)
@@ -305,7 +327,7 @@ def open_sources(job: JobFile, recipe: StreamRecipe) -> SourceSet:
     """Open the sources of a stream; raise a DataError if one has no index, or one of other data or settings.
 
     Raise a DataError too if a field differs between several sources, and a SettingsError if recordings cannot be cut by
-    the rule.
+    the rule. What opening a source raises besides passes through.
     """
     cut = recipe.chunks
     return SourceSet(
@@ -318,7 +340,7 @@ def open_source(spec: SourceSpec, folder: Path, cut: ChunkRule | None = None) ->
 
     Raise a DataError if there is no index, or one that is damaged, or was made of other data, with other settings,
     another size limit, or without columns that are needed now; raise a SettingsError if recordings cannot be cut by the
-    rule.
+    rule. What making or opening the source raises besides passes through, such as an OSError.
     """
     index = open_index(folder)
     index.refuse_other_source(spec.name, spec.settings)

@@ -74,7 +74,8 @@ def file_of(endpoint: str) -> str:
 def advertised(bound: str, host: str, *, where: str = "--advertise") -> str:
     """Return the endpoint for others to connect to: the bound one, or `host` with its own or the bound port.
 
-    Raise SettingsError if `host` is given and nobody could connect to it.
+    Raise SettingsError if `host` is given and nobody could connect to it, or ValueError if `bound` leaves its port
+    open.
     """
     if not host:
         return bound
@@ -174,7 +175,7 @@ def _unmapped(address: _Address) -> _Address:
 
 
 def port_of(endpoint: str) -> int:
-    """Return the port of a bound endpoint; raise ValueError if it leaves the port open, as `*` does."""
+    """Return the port of a bound endpoint; raise ValueError if it has none or leaves it open, as `*`."""
     return int(endpoint.rpartition(":")[2])
 
 
@@ -195,7 +196,10 @@ def at_any_port(endpoint: str) -> str:
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Return whether only processes on this host can reach it; raise SettingsError if it is not an endpoint."""
+    """Return whether only processes on this host can reach it; raise SettingsError if it is not an endpoint.
+
+    Names are not looked up: only `localhost` and loopback addresses count.
+    """
     host, _ = _split(endpoint, "endpoint")
     return _is_loopback_host(host)
 

@@ -25,7 +25,10 @@ class MissingLibraryError(SettingsError):
 
 
 def library(name: str, *, extra: str, use: str, where: str = "this Python", otherwise: str = "") -> Any:
-    """Import and return a module; raise MissingLibraryError with its use and the install command if that fails."""
+    """Import and return a module; raise MissingLibraryError with its use and the install command at an ImportError.
+
+    Other errors that importing it raises pass through.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -36,7 +36,8 @@ _ASKED_AT = "inproc://zeromq.zap.01"
 class Guard:
     """Access control of one context.
 
-    It is made before the context's sockets, by the thread that serves them; its own thread ends with the context.
+    It is made before the context's sockets, by the thread that serves them; its own thread ends with the context. With
+    keys, making a second one for a context raises zmq.ZMQError.
     """
 
     def __init__(
@@ -118,7 +119,10 @@ class Guard:
 
 
 def _answer_libzmq(context: zmq.Context[zmq.Socket[bytes]], answer_to: Callable[[list[bytes]], list[bytes]]) -> None:
-    """Start the thread that answers libzmq's request at each handshake; its socket is bound on return."""
+    """Start the thread that answers libzmq's request at each handshake; its socket is bound on return.
+
+    Raise zmq.ZMQError if the context has such a thread already.
+    """
     # Bound here and not in the thread: libzmq lets everybody in while nobody listens at this endpoint. From now on only
     # the thread uses the socket.
     asked = context.socket(zmq.REP)

@@ -62,7 +62,7 @@ def digest64(data: bytes | memoryview) -> int:
 
 
 def copy_and_digest64(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> int:
-    """Copy a payload and return its `digest64`.
+    """Copy a payload into `target`, which has to be as long, and return its `digest64`.
 
     It reads memory only once, chunk by chunk: a quarter quicker than copying and then hashing.
     """

@@ -57,7 +57,8 @@ class ServerKeys:
     def read(cls, folder: str | Path, role: Role) -> ServerKeys:
         """Return the pair that this role serves with.
 
-        Raise SettingsError if the pair is missing or unusable, or if the folder of allowed keys cannot be read.
+        Raise SettingsError if the pair is missing or unusable, or if the folder of allowed keys cannot be read; it may
+        be missing, and then nobody may connect.
         """
         keys = cls(Path(folder), *_load_pair(Path(folder), role))
         try:  # to the end, because a role's own folder may be the closed one: all its clients would be turned away
@@ -124,7 +125,10 @@ class ClientKeys:
 
 
 class AllowedKeys:
-    """Table of `allowed`: the roles of each key. One thread watches the folder; any thread may ask."""
+    """Table of `allowed`: the roles of each key. One thread watches the folder; any thread may ask.
+
+    It is read at once; if it cannot be read, a warning is logged and the table is empty.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -143,7 +147,8 @@ class AllowedKeys:
     def follow(self) -> bool:
         """Read the folder again if it changed, and return whether it did.
 
-        If it cannot be read, the table stays as it is, a warning is logged once, and False is returned.
+        If it cannot be read, the table stays as it is, a warning is logged once, and False is returned. A missing
+        folder has no keys. Unusable keys are left out and logged.
         """
         try:
             files = dict(_list_key_files(self._folder))
@@ -183,7 +188,10 @@ class AllowedKeys:
 
 
 def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
-    """Yield the key files in a folder and directly below it, each with its inode, size and time of change."""
+    """Yield the key files in a folder and directly below it, each with its inode, size and time of change.
+
+    Yield nothing if the folder is missing; raise OSError if it or a folder below it cannot be read.
+    """
     below = [Path(entry.path) for entry in _list_entries(folder) if entry.is_dir()]
     for place in (folder, *below):  # keys directly in the folder have no role, and are warned about
         for entry in _list_entries(place):
@@ -194,7 +202,7 @@ def _list_key_files(folder: Path) -> Iterator[tuple[Path, tuple[int, ...]]]:
 
 
 def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return a folder's entries, sorted by name; none if it does not exist."""
+    """Return a folder's entries, sorted by name; none if it does not exist. Raise OSError if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -203,7 +211,10 @@ def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def make_keys(folder: str | Path) -> None:
-    """Make a fresh pair for each role, all of them allowed; raise SettingsError if the folder holds keys already."""
+    """Make a fresh pair for each role, all of them allowed; raise SettingsError if the folder holds keys already.
+
+    Raise OSError if it cannot be written, or if its folder of allowed keys has a folder of a role already.
+    """
     import zmq.auth  # only this command needs it
 
     folder = Path(folder)

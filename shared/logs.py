@@ -73,7 +73,7 @@ class _Readable(logging.Formatter):
 def start_logging(*, level: str = "info", stream: TextIO | None = None) -> None:
     """Write our logs from `level` on to `stream` (standard error): readable at a terminal, JSON lines elsewhere.
 
-    Handlers of an earlier call are replaced.
+    Handlers of an earlier call are replaced. Raise ValueError for an unknown level.
     """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)

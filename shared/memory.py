@@ -50,7 +50,8 @@ def boot_id() -> str:
 class SlotMemory:
     """Slots on the trainer's side: `slots` page-aligned buffers of at least `slot_bytes`, which workers may open.
 
-    Where the system provides no memfd they are private memory, and batches have to come by TCP.
+    Where the system provides no memfd they are private memory, and batches have to come by TCP. Making it raises
+    OSError if that memory cannot be mapped either.
     """
 
     def __init__(self, slots: int, slot_bytes: int) -> None:
@@ -131,7 +132,10 @@ class SlotMemory:
 
 
 class OpenedSlots:
-    """Slots on the worker's side: a trainer's slots, opened, verified by their nonce, and locked."""
+    """Slots on the worker's side: a trainer's slots, opened, verified by their nonce, and locked.
+
+    Making it raises OSError if shared memory cannot be used.
+    """
 
     def __init__(self, offer: SharedSlots) -> None:
         """Open the offered slots; raise OSError with the reason if shared memory cannot be used."""

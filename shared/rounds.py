@@ -32,7 +32,7 @@ class Round:
     stop: int
 
     def place(self, rank: int) -> Place:
-        """Return the place of `rank`; past the group's end it is empty and has the shape of the round's first batch."""
+        """Return the place of `rank`: number `start + rank`, or from `stop` on an empty one, with number `start`."""
         number = self.start + rank
         return Place(number, empty=False) if number < self.stop else Place(self.start, empty=True)
 
@@ -40,7 +40,7 @@ class Round:
 def rounds(cursor: int, batches: int, group: int, world: int) -> Iterator[Round]:
     """Yield the rounds from `cursor` to the end of the epoch; nothing if the cursor is there or past it.
 
-    Raise ValueError if the world is below 1 or exceeds the group.
+    Raise ValueError, at the first round, if the world is below 1 or exceeds the group.
     """
     # A larger world would leave some ranks an empty batch in each round.
     if not 1 <= world <= group:
@@ -52,7 +52,10 @@ def rounds(cursor: int, batches: int, group: int, world: int) -> Iterator[Round]
 
 
 def rounds_left(cursor: int, batches: int, group: int, world: int) -> int:
-    """Return the number of rounds from `cursor` to the end of the epoch; 0 if the cursor is there or past it."""
+    """Return the number of rounds from `cursor` to the end of the epoch; 0 if the cursor is there or past it.
+
+    The world has to be one that `rounds` takes, which is not checked.
+    """
     if cursor >= batches:
         return 0
     # The rest of the current group, the whole groups after it, and the last short group: each ends with a round of its

@@ -174,7 +174,7 @@ def connect_dealer(
     """Return a DEALER to one peer, under an identity that only this incarnation has.
 
     Without an endpoint, because the peer's address is not known yet, it connects to nobody, and nothing can be sent on
-    it. Raise SettingsError if the endpoint is no TCP endpoint.
+    it. Raise SettingsError if the endpoint is no TCP endpoint, or zmq.ZMQError if its port is `*`.
     """
     with _new_dealer(context, endpoint, keys, identity) as dealer:
         if endpoint:
@@ -185,7 +185,7 @@ def connect_dealer(
 def connect_sealed_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: bytes) -> zmq.Socket[bytes]:
     """Return a DEALER to a ROUTER for sealed payloads, under an identity that the other side learnt elsewhere.
 
-    Raise SettingsError if the endpoint is no TCP endpoint.
+    Raise SettingsError if the endpoint is no TCP endpoint, or zmq.ZMQError if its port is `*`.
     """
     with _new_dealer(context, endpoint, None, identity) as dealer:
         dealer.setsockopt(zmq.PLAIN_USERNAME, identity.hex().encode())
@@ -199,7 +199,7 @@ def connect_watched_dealer(
     """Return a DEALER to one peer, and a monitor socket for `read_connection_events`.
 
     Watching begins before connecting: a loopback handshake is over before a busy thread could look. Raise SettingsError
-    if the endpoint is no TCP endpoint.
+    if the endpoint is no TCP endpoint, or zmq.ZMQError if its port is `*`.
     """
     with _new_dealer(context, endpoint, keys, identity) as dealer:
         monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
@@ -300,7 +300,7 @@ def send_now(socket: zmq.Socket[bytes], frames: list[bytes], *, more: bool = Fal
 
 
 def send_if_up(dealer: zmq.Socket[bytes], frame: bytes) -> bool:
-    """Send on a DEALER if its connection is up, and return whether it was."""
+    """Send on a DEALER if its connection is up, and return whether it was; raise zmq.ZMQError if it is closed."""
     try:
         dealer.send(frame, zmq.DONTWAIT)
     except zmq.Again:
@@ -309,7 +309,10 @@ def send_if_up(dealer: zmq.Socket[bytes], frame: bytes) -> bool:
 
 
 def descriptors_by_port() -> Iterator[tuple[int, int]]:
-    """Yield the descriptor and local port of each of our TCP sockets; those that are closed meanwhile are skipped."""
+    """Yield the descriptor and local port of each of our TCP sockets.
+
+    Those that have no port yet or are closed meanwhile are skipped. Raise OSError where /proc cannot be read.
+    """
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - numbers, not paths
         with contextlib.suppress(OSError):  # the descriptor of the listing itself, or one that was closed meanwhile
             fd = int(name)
@@ -320,7 +323,7 @@ def descriptors_by_port() -> Iterator[tuple[int, int]]:
 
 
 def _local_port(fd: int) -> int:
-    """Return the port that a TCP socket is bound to; 0 if it is no TCP socket."""
+    """Return the port that a TCP socket is bound to; 0 if it is no TCP socket or unbound. Raise OSError if closed."""
     opened = posix.socket(fileno=fd)  # detached below: closing it would close libzmq's descriptor
     try:
         return int(opened.getsockname()[1]) if opened.family in (posix.AF_INET, posix.AF_INET6) else 0

@@ -126,7 +126,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module of a public name when it is first used; raise AttributeError for any other name."""
+    """Import the module of a public name when it is first used, and return its value.
+
+    Raise AttributeError for any other name; errors of the import, such as of a missing library, pass through.
+    """
     if name in _MODULES:
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)
         return value

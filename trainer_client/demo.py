@@ -179,6 +179,7 @@ def train(options: argparse.Namespace) -> None:
 
     If the checkpoints have all epochs already, only report that. Raise SettingsError if the job has not the demo's keys
     or a checkpoint is of another job, LostError if no server answers, and RefusedError if the job refuses the trainer.
+    Other errors of `connect`, the feeds and Keras pass through.
     """
     tell = _tell_json if options.events else _tell_people
     keras.utils.set_random_seed(7)

@@ -119,7 +119,7 @@ class Feed:
         Raises:
             SettingsError: All epochs that `connect(epochs=)` named are over.
             RefusedError: The other ranks stand at another cursor.
-            LostError: The coordinator did not answer.
+            StokerError: The coordinator did not answer (LostError), or the feed failed or was closed (its own error).
 
         Example:
             >>> with feed.open() as reading:
@@ -239,7 +239,7 @@ class Feed:
             A dict that JSON can hold: job, stream, plan digest and position.
 
         Raises:
-            LostError: In queue mode: the coordinator did not answer.
+            StokerError: In queue mode: no answer came (LostError), or the feed failed or was closed (its own error).
 
         Example:
             >>> state = feed.state()
@@ -257,7 +257,7 @@ class Feed:
         Raises:
             SettingsError: `state` is something else, or of another job, stream or plan.
             RefusedError: Other ranks stand at another cursor.
-            LostError: The coordinator did not answer.
+            StokerError: The coordinator did not answer (LostError), or the feed failed or was closed (its own error).
 
         Example:
             >>> saved = feed.state()
@@ -282,7 +282,7 @@ class Feed:
 
         Raises:
             SettingsError: `work` is no function, or the feed is not one in queue mode that trains for given `epochs`.
-            LostError: The coordinator did not answer.
+            StokerError: The coordinator did not answer (LostError), the job ended (EndedError), or the feed failed.
 
         Example:
             >>> with trainer_client.connect(endpoint, stream="leased", epochs=1) as leased:
@@ -314,7 +314,7 @@ class Feed:
 
         Raises:
             SettingsError: A value is no number, a name is too long, there are too many, or a count makes no sense.
-            StokerError: The coordinator or a rank is lost (LostError), or the job ended before (EndedError).
+            StokerError: Coordinator or rank lost (LostError), the job ended (EndedError), or the feed's own error.
 
         Example:
             >>> feed.aggregate({"loss": 0.5}, rows=32)
@@ -353,7 +353,7 @@ class Feed:
 
         Raises:
             SettingsError: A key is not there, `map` comes with others, targets come without `inputs`, or the stream is
-                in queue mode and its batches are made whole.
+                in queue mode and its batches are made whole. Errors of `map` pass through.
 
         Example:
             >>> data = feed.dataset(inputs=("audio", "audio_length"), targets="text", weights="weight")
@@ -419,7 +419,7 @@ class Feed:
 
         Raises:
             SettingsError: The feed has other ranks than the strategy, a key is not there, `map` comes with others, or
-                targets come without `inputs`.
+                targets come without `inputs`; or the stream is in queue mode and its batches are made whole.
 
         Example:
             >>> import tensorflow as tf
@@ -444,7 +444,7 @@ class Feed:
     ) -> None:
         """Run a step once on each of the shapes, largest first, with masked rows only.
 
-        All shapes are compiled then before training starts, and one that does not fit into memory fails at once.
+        Shapes are compiled before training starts. Errors of `step`, as of a shape too large for memory, pass through.
 
         Args:
             step: The function to call, with an element as `dataset` gives them.

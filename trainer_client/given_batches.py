@@ -20,7 +20,10 @@ __all__ = ["GivenBatches"]
 
 
 class GivenBatches:
-    """Batches of one feed with arrays of a framework, from the cursor to the end of its epoch."""
+    """Batches of one feed with arrays of a framework, from the cursor to the end of its epoch.
+
+    Making it raises SettingsError if the feed has several ranks.
+    """
 
     def __init__(self, feed: Feed, convert: Callable[[Any], Any], where: str) -> None:
         replicas = feed._session.ranks.replicas
@@ -56,7 +59,7 @@ class GivenBatches:
     def state(self) -> dict[str, Any]:
         """Return the state of the feed after the batch that was given last, which counts as trained on by this call.
 
-        Raise LostError if no server answers.
+        Raise LostError if no server answers, and the error of a feed that failed or was closed.
         """
         self._count()
         return self._feed.state()
@@ -65,7 +68,8 @@ class GivenBatches:
         """Go back to what `state` returned; the batch in hand does not count.
 
         Raise SettingsError if it is something else or of another job, stream or plan, RefusedError if other ranks stand
-        at another cursor, and LostError if the coordinator does not answer.
+        at another cursor, LostError if the coordinator does not answer, and the error of a feed that failed or was
+        closed.
         """
         self._is_in_hand = False
         self._feed.restore(state)

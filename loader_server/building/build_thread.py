@@ -169,7 +169,7 @@ class BuildThread:
         self._builds.put(build)
 
     def take_outcomes(self) -> list[Outcome]:
-        """Return the outcomes added since the last call, oldest first, and lower `load` by as many."""
+        """Return the outcomes added since the last call, oldest first, maybe none, and lower `load` by as many."""
         # The building thread may append meanwhile: both ends of a deque are safe to use from two threads. What comes
         # after the count was taken is announced by a wake-up of its own.
         done = [self.outcomes.popleft() for _ in range(len(self.outcomes))]
@@ -328,8 +328,8 @@ class BuildThread:
     ) -> Outcome:
         """Build the batch and return the outcome; if cancelled, return only the convictions.
 
-        A batch that is not written into a slot is encoded, and sealed if the build has a sealer. Errors are raised
-        again, with the deadline's timer stopped.
+        A batch that is not written into a slot is encoded, and sealed if the build has a sealer. Errors of the buffer,
+        of building, encoding and sealing are raised again, with the deadline's timer stopped.
         """
         if build.cancelled:
             return Outcome(build, convictions=convictions)

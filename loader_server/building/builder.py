@@ -161,7 +161,8 @@ class Builder:
         """Look the want up in the plan and read its samples, calling `begin` before each; safe in a reader thread.
 
         Culprits and cache hits are not read, nor what a source that writes batches at once has. Raise DataError if the
-        batch is beyond the epoch's end, and ReadError if reading fails.
+        batch is beyond the epoch's end, ReadError if reading fails, and OSError if the feature cache's disk fails.
+        Other errors of the source pass through.
         """
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
@@ -185,7 +186,8 @@ class Builder:
     def _read_around(self, source: Source, samples: NDArray[np.int64], begin: Callable[[int], None]) -> list[int]:
         """Read what the source lacks for writing the batch at once; return the rows of culprits, which are skipped.
 
-        Nothing is read if the source does not read ahead. Raise ReadError if reading fails.
+        Nothing is read if the source does not read ahead. Raise ReadError if reading fails; other errors of the source
+        pass through.
         """
         culprits = list[int]()
         if self.culprits.keys:
@@ -212,7 +214,7 @@ class Builder:
     ) -> list[bytes | None]:
         """Return the samples' bytes: None for a culprit, b"" for a cache hit; the others are read.
 
-        Raise ReadError if reading fails.
+        Raise ReadError if reading fails; other errors of the source pass through.
         """
         unread: dict[int, bytes | None] = dict.fromkeys(kept, b"")
         # Most jobs have no culprits: then no sample's identity has to be computed.
@@ -251,7 +253,8 @@ class Builder:
 
         Samples that cannot be used are masked, as are known culprits and `convicted` samples, and samples with NaN or
         infinite values if the job masks these. Raise ExhaustedError or MemoryError if memory or descriptors ran out,
-        and ReadError if the machine failed otherwise.
+        and ReadError if the machine failed otherwise. Errors of a source that writes whole batches, and of the feature
+        cache, pass through.
         """
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
@@ -307,7 +310,8 @@ class Builder:
         """Write all samples in the quickest way possible; return the number of valid rows.
 
         Samples that cannot be used are masked. Raise ExhaustedError or another error if memory or descriptors ran out,
-        and ReadError if the machine failed otherwise.
+        and ReadError if the machine failed otherwise. Errors of a source that writes whole batches, and of the feature
+        cache, pass through.
         """
         prepared = batch.prepared
         if self._gathering is not None and prepared.raw is None:
@@ -387,7 +391,8 @@ class Builder:
     def _write_each(self, batch: _BatchInHand) -> int:
         """Write sample by sample, masking those that cannot be used; return the number of valid rows.
 
-        Raise ExhaustedError if memory or descriptors ran out, and ReadError if the machine failed otherwise.
+        Raise ExhaustedError if memory or descriptors ran out, and ReadError if the machine failed otherwise. Errors of
+        the feature cache pass through.
         """
         places, prepared = batch.places, batch.prepared
         assert prepared.raw is not None
@@ -434,7 +439,7 @@ class Builder:
         """Return the sample's transformed values, starting from cached features if there are any.
 
         With a feature cache, a sample that was not in it is kept there. Raise SampleError if the sample cannot be used,
-        ReadError if the machine failed, and MemoryError if memory ran out.
+        ReadError if the machine failed, and MemoryError if memory ran out. Errors of the feature cache pass through.
         """
         stream, features = self.stream, self._features
         blob = batch.prepared.kept.get(sample)
@@ -459,7 +464,7 @@ class Builder:
         """Return the error for a value longer than planned.
 
         The sample is transformed once more, this time step by step, to name the transform that made it too long; a
-        cache hit is read again.
+        cache hit is read again. Errors of reading and decoding pass through.
         """
         stream, (epoch, sample, raw) = self.stream, built
         # The bytes of a cache hit were never read.

@@ -85,7 +85,10 @@ def judged(returncode: int) -> tuple[str, bool]:
 
 
 class _TrialProcess:
-    """Child process that tries samples of one stream; orders and answers are messages on one socket."""
+    """Child process that tries samples of one stream; orders and answers are messages on one socket.
+
+    Making it raises OSError or MachineError if the child cannot be started.
+    """
 
     def __init__(self, nursery: Asker, job_path: Path, stream: str) -> None:
         self.stream = stream
@@ -106,7 +109,10 @@ class _TrialProcess:
             self._opened = opened.pop_all()
 
     def hand(self, epoch: int, sample: int, raw: bytes) -> None:
-        """Give the child a sample; if the child is gone, waiting for its answer will show that."""
+        """Give the child a sample; if the child is gone, waiting for its answer will show that.
+
+        Raise OSError if there is no memory for the bytes.
+        """
         self.is_fresh = False
         os.ftruncate(self._bytes, len(raw))
         os.pwrite(self._bytes, raw, 0)
@@ -164,7 +170,8 @@ class CrashTrial:
     def try_samples(self, stream: Stream, epoch: int, samples: Iterable[tuple[int, bytes]]) -> Iterator[Conviction]:
         """Try samples one by one; yield each that is at fault as soon as it is found.
 
-        Raise MachineError for the first sample that cannot be judged.
+        Raise MachineError for the first sample that cannot be judged, or if a killed child does not go away, and
+        OSError if there is no memory for a sample's bytes.
         """
         for sample, raw in samples:
             tries: list[Try] = []
@@ -178,7 +185,8 @@ class CrashTrial:
     def _try(self, stream: Stream, epoch: int, sample: int, raw: bytes) -> Try:
         """Try one sample in a child and return the result: it passed, the child ended or hung, or something ran out.
 
-        Raise MachineError if no child gets ready, or if a killed one does not go away.
+        Raise MachineError if no child gets ready, or if a killed one does not go away, and OSError if there is no
+        memory for the bytes.
         """
         child = self._get_ready_child(stream, sample)
         is_fresh = child.is_fresh  # until it has a sample in hand

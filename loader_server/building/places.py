@@ -60,7 +60,10 @@ class RowPlaces:
         return self._room
 
     def write(self, at: int, values: _Values) -> None:
-        """Write one sample into its row: padded keys with their length and zeros behind, other keys as they are."""
+        """Write one sample into its row: padded keys with their length and zeros behind, other keys as they are.
+
+        No value may be longer than `room` says; a longer one raises ValueError.
+        """
         arrays = self._arrays
         for field in self._fields:
             value, place = values[field.key], arrays[field.key][at]
@@ -107,7 +110,7 @@ class RowPlaces:
         return len(self._samples) - masked
 
     def not_finite(self, key: str) -> list[int]:
-        """Return the positions of samples with NaN or infinite values; rows without a sample have none."""
+        """Return the positions of samples with NaN or infinite values, maybe none; empty rows do not count."""
         rows: list[int] = rows_not_finite(self._arrays[key]).tolist()
         return rows
 
@@ -140,7 +143,10 @@ class PackedPlaces:
         return {self._key: self._rows.places[at].room}
 
     def write(self, at: int, values: _Values) -> None:
-        """Write one sample and its marks; its row becomes valid, with a length up to the end of this sample."""
+        """Write one sample and its marks; its row becomes valid, with a length up to the end of this sample.
+
+        It may not be longer than `room` says, which is not checked.
+        """
         arrays, key, place = self._arrays, self._key, self._rows.places[at]
         value = values[key]
         stop = place.offset + len(value)
@@ -181,7 +187,7 @@ class PackedPlaces:
         return int(self._arrays["weight"].sum())
 
     def not_finite(self, key: str) -> list[int]:
-        """Return the positions of samples with NaN or infinite values."""
+        """Return the positions of samples with NaN or infinite values; empty if all are finite."""
         values = self._arrays[key]
         # Nearly always all is finite; only if not, it takes a look at each sample to find the one.
         if not len(rows_not_finite(values)):

@@ -34,7 +34,10 @@ class MaskedLog(Protocol):
 
 
 class Quarantine:
-    """Quarantine log of one worker; `counts` has masked rows by reason, including repeats."""
+    """Quarantine log of one worker; `counts` has masked rows by reason, including repeats.
+
+    If the file cannot be opened, that is logged, and samples go to the process log.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -87,6 +90,6 @@ class Quarantine:
             self._torn = b"\n" if data else b""
 
     def close(self) -> None:
-        """Close the file, if it was opened."""
+        """Close the file, if it was opened; call it only once."""
         if self._file is not None:
             os.close(self._file)

@@ -46,16 +46,22 @@ class SendBuffers:
         return not self._encoding.plain
 
     def encode(self, payload: NDArray[np.uint8], layout: Layout) -> memoryview:
-        """Return the encoded form of a built payload; its own bytes if the encoding is plain."""
+        """Return the encoded form of a built payload; its own bytes if the encoding is plain.
+
+        Raise SettingsError if the library of the compression is missing.
+        """
         return encode_payload(payload, layout, self._encoding)
 
     def seal(self, sealer: Sealer, sent: memoryview) -> tuple[int, NDArray[np.uint8]]:
-        """Seal encoded bytes into a buffer of their own; return the seal's number and the sealed bytes."""
+        """Seal encoded bytes into a buffer of their own; return the seal's number and the sealed bytes.
+
+        Raise OSError if no memory can be mapped for it.
+        """
         buffer = self.take(sent.nbytes + TAG_BYTES)
         return sealer.seal_payload(sent, buffer), buffer
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return a buffer of this many bytes, with arbitrary content."""
+        """Return a buffer of this many bytes, with arbitrary content; raise OSError if no memory can be mapped."""
         if nbytes < HUGE_PAGE:
             return np.empty(nbytes, np.uint8)
         # Rounded up to whole huge pages, so that batches of almost the same size reuse each other's buffers.
@@ -66,7 +72,7 @@ class SendBuffers:
             return (buffer if buffer is not None else self._make(size))[:nbytes]
 
     def _make(self, size: int) -> NDArray[np.uint8]:
-        """Map a new buffer, dropping free ones if the total would exceed the bound."""
+        """Map a new buffer, dropping free ones if the total would exceed the bound; raise OSError if mapping fails."""
         # Make room first, so that the total stays within the bound as long as free buffers can be dropped.
         self._keep_within(self._most_bytes - size)
         buffer = map_anonymous(size)

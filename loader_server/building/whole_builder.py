@@ -42,7 +42,10 @@ class _Made(Prepared):
 
 
 class WholeBuilder(Builder):
-    """Builder of one stream whose source makes whole batches."""
+    """Builder of one stream whose source makes whole batches.
+
+    Making it imports what the source needs; raises SettingsError if that fails.
+    """
 
     def __init__(self, stream: Stream, quarantine: Quarantine, deadline: Deadline, source: WholeSource) -> None:
         super().__init__(stream, quarantine, deadline)

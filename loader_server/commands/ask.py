@@ -39,8 +39,8 @@ def ask_coordinator(
     """Send a question to the coordinator, and return its answer.
 
     Raises RefusedError if it refuses, LostError if its first message is no answer of the expected kind or none comes in
-    time, SettingsError if a key or the endpoint cannot be used, ProtocolError if the answer cannot be decoded, and
-    MachineError if too few open files or too little memory are left.
+    time, SettingsError if a key, the endpoint or its file cannot be used, ProtocolError if the answer cannot be
+    decoded, and MachineError if too few open files or too little memory are left.
     """
     own = ClientKeys.read_any(keys, to="coordinator") if keys else None
     until_s = time.monotonic() + timeout_s
@@ -66,7 +66,10 @@ def ask_coordinator(
 
 @contextmanager
 def connected(address: str, keys: ClientKeys | None, linger_ms: int | None = None) -> Iterator[zmq.Socket[bytes]]:
-    """Yield a socket that connects to a coordinator; at the end, messages may take `linger_ms` to leave, if given."""
+    """Yield a socket that connects to a coordinator; at the end, messages may take `linger_ms` to leave, if given.
+
+    An empty address connects to nobody. Raise SettingsError if the address is no TCP endpoint.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealer = connect_dealer(context, address, keys, secrets.token_bytes(16))
     try:

@@ -35,6 +35,8 @@ _INDEX_COUNTS = "the index was made without these counts; loader-server index ma
 def notes_of(chain: Chain, opened: OpenedSource) -> Facts:
     """Return the notes on an indexed source; count letters that indexing did not count, if that is quick.
 
+    Without anything to note they are empty. Errors of reading the source pass through.
+
     Raises:
         DataError: The chain drops more letters than anybody may want.
     """
@@ -60,7 +62,7 @@ def low_rates_of(chain: Chain, opened: OpenedSource) -> tuple[LowRate, ...]:
 def facts_of(letters: LettersReport | None, rates: tuple[LowRate, ...]) -> Facts:
     """Return facts on letters, if a transform drops any, and on recordings with a low rate, if there are any.
 
-    The facts on letters are counts, or the reason why there are none.
+    The facts on letters are counts, or the reason why there are none. Without either the result is empty.
     """
     facts: Facts = {"low_rates": [asdict(rate) for rate in rates]} if rates else {}
     if letters is None:
@@ -72,7 +74,7 @@ def facts_of(letters: LettersReport | None, rates: tuple[LowRate, ...]) -> Facts
 
 
 def lines_of(notes: Facts) -> Iterator[str]:
-    """Yield the notes as lines for people."""
+    """Yield the notes as lines for people; none if there is nothing to note."""
     if "letters" in notes:
         yield f"characters: {_letters_line(notes['letters'])}"
     yield from map(_rate_line, notes.get("low_rates", ()))

@@ -47,8 +47,8 @@ _SHOWN = 20
 def run(options: argparse.Namespace) -> int:
     """Make the indexes that the options ask for, and the statistics; print the reports and return the exit code.
 
-    With `options.missing`, as before a job is served, only what is missing is made. Raises what `index_missing`,
-    `index_streams` and `make_statistics` raise.
+    With `options.missing`, as before a job is served, only what is missing is made. Raises SettingsError for a mistake
+    in the job file, and what `index_missing`, `index_streams` and `make_statistics` raise.
     """
     from loader_server.commands.statistics import make_statistics  # what the others do not wait for
 
@@ -66,8 +66,9 @@ def run(options: argparse.Namespace) -> int:
 def index_missing(job: JobFile) -> None:
     """Make the missing indexes, and check the others' data for changes.
 
-    Streams whose data set a trainer has to send first are skipped. Raises DataError if indexed data have changed, or
-    drop more letters than the job file allows now, and what `index_streams` raises.
+    Streams whose data set a trainer has to send first are skipped. Raises DataError, such as a ReadError, if indexed
+    data have changed, or drop more letters than the job file allows now, SettingsError if settings are wrong or a
+    package is not installed, OSError if a file of the data cannot be opened, and what `index_streams` raises.
     """
     indexed = [name for name in job.recipes if job.is_indexed(name)]
     missing = [name for name in job.recipes if name not in indexed and not job.is_awaited(name)]
@@ -99,7 +100,8 @@ def _refuse_dropping(job: JobFile, recipe: StreamRecipe) -> None:
 def _look_for_changes(sources: Sequence[tuple[SourceSpec, Path]]) -> None:
     """Check files of these sources for changes, before training; open only sources that have such a check.
 
-    Raises DataError if a source has changed since it was indexed, or its index is not one of these data and settings.
+    Raises DataError, such as a ReadError, if a source has changed since it was indexed, or its index is not one of
+    these data and settings; other errors of opening a source or looking at its files pass through, such as an OSError.
     """
     checked = [(spec, folder) for spec, folder in sources if spec.kind.look_for_changes is not Source.look_for_changes]
     left_s = _LOOK_S
@@ -118,7 +120,8 @@ def index_streams(
     """Make the indexes of these streams, unless they are up to date; with `force`, make all of them.
 
     If one fails, the finished ones are reported on standard error before the error is raised: DataError for data that
-    cannot be indexed, SettingsError for settings that would stop the job at its start.
+    cannot be indexed, SettingsError for settings that would stop the job at its start, a closed folder or a package
+    that is not installed, and MachineError if there is no room.
     """
     request = partial(IndexRequest, strict=strict, processes=processes, max_bad=job.settings.max_bad)
     reports = dict[str, IndexReport]()
@@ -174,7 +177,8 @@ def _index_stream(
 def _chain(recipe: StreamRecipe, source: Source) -> Chain:
     """Return the stream's transforms; raise SettingsError now if no key has its `length`: indexing may take hours.
 
-    That is not checked for whole batches, several sources, or lengths that have to be measured.
+    Raise what `StreamRecipe.chain` raises for wrong transforms. The length is not checked for whole batches, several
+    sources, or lengths that have to be measured.
     """
     chain = recipe.chain(source.fields)
     settled = not (recipe.whole or chain.measured or len(recipe.sources) > 1)
@@ -249,7 +253,10 @@ def _lines_on_bad(report: IndexReport) -> Iterator[str]:
 def _plain_facts(
     reports: Mapping[str, IndexReport], statistics: Sequence[StatisticsReport]
 ) -> dict[str, dict[str, object]]:
-    """Return the facts of all reports by stream or source, ready for JSON."""
+    """Return the facts of all reports by stream or source, ready for JSON.
+
+    Those on statistics are added to the stream's, or stand alone if there is no report on it.
+    """
     facts = {name: _plain(report) for name, report in reports.items()}
     for made in statistics:
         facts.setdefault(made.stream, {})["statistics"] = {**asdict(made), "path": str(made.path)}

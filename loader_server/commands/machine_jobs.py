@@ -69,7 +69,7 @@ def _refuse_options_of_joining(options: argparse.Namespace) -> None:
 def fetch_jobs(options: argparse.Namespace) -> int:
     """Fetch what is missing here of the jobs at these endpoints, and return the exit code.
 
-    Raises SettingsError for options that do not go together, or what fetching raises.
+    Raises SettingsError for options that do not go together, or what `fetch` raises.
     """
     for settings in _joining(options):
         fetch(settings, options.into)
@@ -79,8 +79,8 @@ def fetch_jobs(options: argparse.Namespace) -> int:
 def _joining(options: argparse.Namespace) -> list[JoinSettings]:
     """Return the settings to join each job; all endpoints are checked before anything is fetched.
 
-    Raise SettingsError for a job file among them, --accept-code without --keys, or an endpoint that is malformed or may
-    not be joined.
+    Raise SettingsError for a job file among them, --accept-code without --keys, or an endpoint that is malformed, may
+    not be joined, or whose file is unsafe.
     """
     joining = [_join_settings(endpoint, options) for endpoint in options.job]
     for settings in joining:
@@ -128,7 +128,8 @@ def announce(name: str, endpoint: str, workers: int) -> None:
 def add_job(options: argparse.Namespace) -> int:
     """Have a job served by the process that serves the job at `options.to`; print where, and return the exit code.
 
-    Raises LostError if no process serves that job, or the error for which this one cannot be served.
+    Raises LostError if no process serves that job or it does not answer, SettingsError if a job file or the socket
+    cannot be used, or the error for which this job cannot be served.
     """
     JobFolder(options.job)  # its own errors are best reported here
     answer = ask_machine(JobFolder(options.to).state, do="add", job=str(options.job.resolve()))
@@ -139,8 +140,9 @@ def add_job(options: argparse.Namespace) -> int:
 def end_job(options: argparse.Namespace) -> int:
     """Have a job end once its trainers have left, or after so many seconds; with Ctrl-C, at once.
 
-    Return the exit code. Raise LostError if no process serves the job, or the error with which the process refuses;
-    raise KeyboardInterrupt again if `drain` is 0.
+    Return the exit code. Raise LostError if no process serves the job or it does not answer, SettingsError if the job
+    file or the socket cannot be used, or the error with which the process refuses; raise KeyboardInterrupt again if
+    `drain` is 0.
     """
     state = JobFolder(options.job).state
     try:

@@ -40,8 +40,9 @@ def run(options: argparse.Namespace) -> int:
     """Print the plan of one stream, and return the exit code.
 
     With `find`, print the places of a sample instead; with `diff`, the difference to another job; with `plot`, draw the
-    plan last. Raises SettingsError for a stream, sample or group that the job does not have, or to plot without
-    matplotlib, and DataError if the data are not indexed, leave no sample to plan, or lose too many letters.
+    plan last. Raises SettingsError for a mistake in a job file, for a stream, sample or group that the job does not
+    have, or to plot without matplotlib, OSError if the picture cannot be written, and DataError if the data are not
+    indexed, leave no sample to plan, or lose too many letters.
     """
     job = read_job(options.job)
     group = options.group or job.settings.group or 1
@@ -78,8 +79,9 @@ def _print(answer: dict[str, Any], tables: tuple[Table, ...], lines: list[str], 
 def open_stream(job: JobFile, name: str) -> Stream:
     """Open the stream, with a progress bar if its plan takes long.
 
-    Raises SettingsError if the job has no such stream, if its source makes whole batches, or if its settings do not fit
-    its data; raises DataError if there is no index that fits, or no sample is left to plan.
+    Raises SettingsError if the job has no such stream, if its source makes whole batches, if a package that it needs is
+    not installed, or if its settings do not fit its data; raises DataError if there is no index that fits, or no sample
+    is left to plan.
     """
     if name not in job.recipes:
         raise SettingsError(
@@ -102,7 +104,8 @@ def open_stream(job: JobFile, name: str) -> Stream:
 def _facts(stream: Stream, group: int, epoch: int) -> dict[str, Any]:
     """Return the facts of the plan and notes on its data, with the digest that cursors and `status` show.
 
-    Raises SettingsError if batches cannot come in such groups, or DataError if the chain drops too many letters.
+    Raises SettingsError if batches cannot come in such groups, or DataError if the chain drops too many letters. Errors
+    of counting letters pass through.
     """
     notes = {}
     for opened in stream.sources:
@@ -121,7 +124,7 @@ def _bundle_facts(job: JobFile) -> dict[str, Any]:
 
 
 def find_sample(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
-    """Return the places in an epoch of the first sample with this name, as `plan_report.find` does.
+    """Return the places in an epoch of the first sample with this name, as `plan_report.find` does; maybe none.
 
     Raises SettingsError if there is no such sample; the nearest name is suggested.
     """

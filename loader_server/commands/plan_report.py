@@ -166,7 +166,8 @@ def _fetched(bundle: Facts) -> str:
 def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
     """Return the batches of an epoch that a sample is in, and the samples that it shares them with.
 
-    There are none if the sample is dropped, or in another part of the data.
+    There are none if the sample is dropped, or in another part of the data. `sample` must be one of the stream, and
+    batches come in such groups; nothing checks either.
     """
     opened = plan.epoch(epoch, group)
     seats = []
@@ -179,7 +180,10 @@ def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
 
 
 def diff(old: Facts, new: Facts) -> dict[str, tuple[object, object]]:
-    """Return every fact that differs between two plans, by its path; None for one that a plan lacks."""
+    """Return every fact that differs between two plans, by its path; None for one that a plan lacks.
+
+    Return an empty table if none differs.
+    """
     left, right = _flat(old), _flat(new)
     return {path: (left.get(path), right.get(path)) for path in left | right if left.get(path) != right.get(path)}
 
@@ -287,7 +291,7 @@ def _advice(recipe: Recipe, above: Facts, most: int) -> str:
 
 
 def _flat(nested: object, path: str = "") -> dict[str, object]:
-    """Return the leaves of nested facts, by path."""
+    """Return the leaves of nested facts, by path; an empty table or list has none."""
     if not isinstance(nested, dict | list):
         return {path: nested}
     flat: dict[str, object] = {}

@@ -34,8 +34,10 @@ _TIMEOUT_S = 5.0
 def recall(job: JobFile) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:
     """Return the group of each stream that has one, and the samples that kill decoders, as stream and identity.
 
-    Both are empty if the job never ran. Raises HeldError if another process holds the journal whose endpoint is
-    unknown, LostError if that does not answer, RefusedError if it refuses, or SettingsError if a key is unusable.
+    Both are empty if the job never ran, or nothing of the kind is known. Raises HeldError if another process holds the
+    journal whose endpoint is unknown, LostError if that does not answer, RefusedError if it refuses, or SettingsError
+    if a key is unusable. Other errors of asking it, or of opening and reading the journal, pass through, such as
+    DataError for a damaged one.
     """
     with closing(_open_memory(job)) as memory:
         report = memory.report()
@@ -47,7 +49,7 @@ def forgive(options: argparse.Namespace) -> int:
     """List convictions or forget some, print the result, and return the exit code.
 
     Without identities and without `options.all` it only lists. Raises SettingsError for a stream that the job lacks or
-    a sample that is not convicted, and whatever `recall` raises.
+    a sample that is not convicted, and whatever `recall` raises. What writing the journal raises passes through.
     """
     job = read_job(options.job)
     if options.stream and options.stream not in job.recipes:
@@ -69,7 +71,8 @@ def _open_memory(job: JobFile) -> _OpenJournal | _RunningCoordinator:
     """Return the holder of the journal: this process, or the coordinator that runs.
 
     Without a journal, because the job never ran, it is a memory of nothing. Raises HeldError if the journal is held by
-    a process that has not written its endpoint yet.
+    a process that has not written its endpoint yet. Other errors of opening and reading the journal pass through, such
+    as DataError for a damaged one.
     """
     path = job.state / "journal.sqlite"
     if not path.exists():  # opening it would create one
@@ -104,7 +107,8 @@ def _forget(memory: _OpenJournal | _RunningCoordinator, options: argparse.Namesp
     """Forget the samples that the options name, or all, and print how many, in words or as JSON.
 
     Raise SettingsError for the first that is not convicted; those before it are forgotten. Raise LostError or
-    RefusedError if the coordinator does not answer or refuses.
+    RefusedError if the coordinator does not answer or refuses. Other errors of asking it or of writing the journal pass
+    through.
     """
     count = 0
     for identity in options.identity or ("",):
@@ -128,13 +132,13 @@ class _RunningCoordinator:
         self._keys = keys
 
     def report(self) -> dict[str, Any]:
-        """Return its status report; raise LostError if it does not answer, or RefusedError if it refuses."""
+        """Return its status report; raise what `ask_coordinator` raises, such as LostError if it does not answer."""
         return status.ask(self._endpoint, keys=self._keys, timeout_s=_TIMEOUT_S)
 
     def forgive(self, request: Forgive) -> int:
-        """Have it forget the matching convictions; return how many.
+        """Have it forget the matching convictions; return how many, maybe 0.
 
-        Raise LostError if it does not answer, or RefusedError if it refuses.
+        Raise what `ask_coordinator` raises, such as LostError if it does not answer, or RefusedError if it refuses.
         """
         return ask_coordinator(self._endpoint, request, Forgiven, keys=self._keys, timeout_s=_TIMEOUT_S).count
 
@@ -146,7 +150,10 @@ class _OpenJournal:
     """The memory of a job that does not run: its journal, locked by this process."""
 
     def __init__(self, journal: Journal | None) -> None:
-        """Read the facts; `journal` is None if the job has never run."""
+        """Read the facts; `journal` is None if the job has never run.
+
+        Raise DataError if the journal is damaged.
+        """
         self._journal = journal
         self._convictions = Convictions()
         self._groups: dict[str, int] = {}
@@ -166,7 +173,10 @@ class _OpenJournal:
         }
 
     def forgive(self, request: Forgive) -> int:
-        """Forget the matching convictions, in the journal first; return how many."""
+        """Forget the matching convictions, in the journal first; return how many, maybe 0.
+
+        What writing the journal raises passes through; nothing is forgotten then.
+        """
         forgotten = self._convictions.matching(request)
         if self._journal is not None:
             self._journal.write([Forgot(stream, identity) for stream, identity in forgotten])

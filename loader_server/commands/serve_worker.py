@@ -69,8 +69,8 @@ _LEAVE_MS = 500
 def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -> int:
     """Serve batches until a signal to end comes, and return the exit code; `on_stop` sets what such a signal does.
 
-    A worker that was started by hand waits for data that are missing. Raises StokerError for what keeps the worker from
-    serving.
+    A worker that was started by hand waits for data that are missing, and returns 0 if the signal comes before they are
+    there. Raises StokerError for what keeps the worker from serving.
     """
     allow_many_files()
     not_offered = offer_once(WORKER_OFFER)
@@ -163,7 +163,8 @@ def _open(
     """Return a worker once its data are there, or None if it has to end before.
 
     With `waits` it waits for data that are missing; otherwise they are an error, which is reported to the coordinator
-    and raised.
+    and raised, as is each other StokerError. SettingsError is raised instead if the coordinator's endpoint cannot be
+    used to report.
     """
 
     def make() -> Worker:
@@ -188,8 +189,8 @@ def open_once_there(
 ) -> _T | None:
     """Retry until what failed with this error can be opened, and return it; return None if stopped before.
 
-    `report` is called with the error of each attempt; the log has an error once while it stays the same. Any error that
-    is no DataError is raised.
+    `report` is called with the error of each attempt; the log has an error once while it stays the same. Any error of
+    `open_it` that is no DataError, and those of `report`, are raised.
     """
     log, logged, pause_s = Log("worker", worker=worker), "", _FIRST_PAUSE_S
     while True:
@@ -209,7 +210,8 @@ def open_once_there(
 def _report(coordinator: str, keys: ClientKeys | None, worker: str, error: StokerError) -> None:
     """Send the coordinator the reason why this worker cannot serve; the message has no answer, and may be lost.
 
-    Nothing is sent if there is no connection within a second.
+    Nothing is sent if there is no connection within a second. Raise SettingsError if the endpoint is malformed, or its
+    file is unsafe.
     """
     words = {name: clipped(text) for name, text in error.words().items()}
     address = FollowedEndpoint(coordinator, encrypted=keys is not None).address

@@ -71,11 +71,12 @@ class _Gathered:
 
 
 def make_statistics(job: JobFile, names: Sequence[str], *, processes: int = 0) -> list[StatisticsReport]:
-    """Write the statistics of each `normalise` of these streams; return a report for each file.
+    """Write the statistics of each `normalise` of these streams; return a report for each file, maybe none.
 
     If several streams name one file, only the job's first one makes it; streams without such a file are passed over.
     Raises DataError for a stream without a usable sample or whose data cannot be indexed or read, SettingsError if the
-    key is no array or a folder is closed, and BrokenProcessPool if a process died.
+    key is no array, settings are wrong or a folder is closed, MachineError, MemoryError or OSError if disk or memory
+    are full, and BrokenProcessPool if a process died.
     """
     first: dict[str, str] = {}
     for name, recipe in job.recipes.readable():
@@ -95,7 +96,8 @@ def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsRepo
     """Write one statistics file, and the index if that is missing; return the report.
 
     Raise DataError if no sample can be used, or data cannot be indexed or read; raise SettingsError if a folder is
-    closed or the key is no array, and BrokenProcessPool if a process died.
+    closed or the key is no array, MachineError, MemoryError or OSError if disk or memory are full, and
+    BrokenProcessPool if a process died.
     """
     refuse_closed(path.parent, where=f"{job.recipes[name].where}, {_NAME}, statistics")
     _make_columns(job, job.recipes[name], processes)
@@ -142,7 +144,10 @@ def _merged(earlier: Moments | None, later: Moments | None) -> Moments | None:
 
 
 class _Gatherer:
-    """Reader of one stream's samples, up to `normalise`."""
+    """Reader of one stream's samples, up to `normalise`.
+
+    Making it opens the sources, and raises what `open_sources` raises.
+    """
 
     def __init__(self, job: JobFile, name: str) -> None:
         self.job = job
@@ -159,7 +164,7 @@ class _Gatherer:
 
     @cached_property
     def chain(self) -> Chain:
-        """Return the transforms before `normalise`."""
+        """Return the transforms before `normalise`; raise what `StreamRecipe.chain` raises for wrong settings."""
         return self.recipe.chain(self._joined.source.fields, before=_NAME)
 
     def gather(self, piece: range) -> _Gathered:

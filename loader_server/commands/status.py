@@ -36,8 +36,9 @@ def run(options: argparse.Namespace) -> int:
     """Print the status of the job at an endpoint, or of all jobs served beside a job file's; return the exit code.
 
     In a terminal it is live, unless `once` or `json` is set, until an interrupt or an error ends it. Raises LostError
-    if nobody answers in time, RefusedError if the coordinator refuses, or SettingsError if a key or the machine's
-    socket cannot be used.
+    if nobody answers in time, RefusedError if the coordinator refuses, SettingsError if a key, the job file or the
+    machine's socket cannot be used, ProtocolError if an answer cannot be decoded, or MachineError if there is no room
+    for a connection.
     """
 
     def look() -> dict[str, Any]:
@@ -61,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
 def ask_all(path: Path, *, timeout_s: float = 30.0) -> dict[str, Any]:
     """Return the jobs of the machine that serves this one, each with its report, or None if it does not answer.
 
-    Raises LostError if no process serves this job, SettingsError if the machine's socket cannot be used, or the error
-    with which the process or a coordinator refuses.
+    Raises LostError if no process serves this job, SettingsError if a job file, a key or the machine's socket cannot be
+    used, or the error with which the process or a coordinator refuses. Other errors of `ask` pass through.
     """
     jobs = ask_machine(JobFolder(path).state, timeout_s=timeout_s, do="jobs")["jobs"]
     return {"jobs": [job | {"report": _report_of(job, timeout_s)} for job in jobs]}
@@ -71,7 +72,8 @@ def ask_all(path: Path, *, timeout_s: float = 30.0) -> dict[str, Any]:
 def _report_of(job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
     """Return the report of a job's coordinator; None if it does not serve yet, or does not answer in time.
 
-    Raises RefusedError if it refuses.
+    Raises RefusedError if it refuses, and SettingsError if its job file or a key cannot be read; other errors of `ask`
+    pass through.
     """
     if job["endpoint"] is not None:
         with contextlib.suppress(LostError):
@@ -82,8 +84,8 @@ def _report_of(job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
 def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 30.0) -> dict[str, Any]:
     """Return the coordinator's status report on its job, as plain facts.
 
-    Raises LostError if it does not answer in time, RefusedError if it refuses, or SettingsError if a key is missing or
-    unusable.
+    Raises LostError if it does not answer in time, RefusedError if it refuses, SettingsError if a key or the endpoint
+    cannot be used, ProtocolError if the answer cannot be decoded, or MachineError if there is no room for a connection.
     """
     status = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
     return dict(json.loads(status.report))
@@ -189,7 +191,7 @@ def _world_cells(world: dict[str, Any]) -> list[str]:
 
 
 def _verifier_rows(streams: dict[str, Any]) -> list[list[str]]:
-    """Return the rows on verifiers, which read a stream but train on nothing."""
+    """Return the rows on verifiers, which read a stream but train on nothing: the first eight, maybe none."""
     keys = ("name", "read_epoch", "read_number", "batches", "silent_s")
     verifiers = [(name, verifier) for name, stream in streams.items() for verifier in stream["verifiers"]]
     return [[name, *(str(verifier[key]) for key in keys)] for name, verifier in verifiers[:_MOST_NAMED]]
@@ -206,7 +208,7 @@ def _result_rows(streams: dict[str, Any]) -> Iterator[list[str]]:
 def _results_of(name: str, stream: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return a stream's latest results, or those of each evaluation if several are known.
 
-    Evaluations are shown apart because they may be of different models.
+    Evaluations are shown apart because they may be of different models. Return none if there are no results.
     """
     if len(stream["evaluations"]) > 1:
         return [(f"{name}, {results['evaluation']}", results) for results in stream["evaluations"]]

@@ -74,9 +74,10 @@ class ExaminedSource:
     made: dict[Path, IndexReport] = field(default_factory=dict)
 
     def indexed(self, processes: int, piece_rows: int) -> tuple[IndexReport, Path]:
-        """Make an index in this way, once, and return the report on it and its folder.
+        """Make an index with this many processes and rows in a piece, once; return the report on it and its folder.
 
-        Raise what making it raises, such as a DataError for data that are refused.
+        With 0 rows the pieces are the source's own. Raise what making it raises, such as a DataError for data that are
+        refused.
         """
         place, spec = self.folder / f"index-{processes}-{piece_rows}", self.case.spec
         if place not in self.made:
@@ -88,7 +89,7 @@ class ExaminedSource:
 
     @cached_property
     def index(self) -> Index:
-        """Return the index that one process makes, open; raise a DataError if it cannot be made or opened."""
+        """Return the index that one process makes, open; raise what making or opening it raises."""
         return open_index(self.indexed(1, 0)[1])
 
     def open(self) -> Source:
@@ -104,7 +105,10 @@ class ExaminedSource:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """Return the numbers of the examined samples, ascending: all, or `_MOST_SAMPLES` that are evenly spaced."""
+        """Return the numbers of the examined samples, ascending: all, or `_MOST_SAMPLES` that are evenly spaced.
+
+        Empty if the source has none. Raise what opening the source raises.
+        """
         # Spaced, so that all files and pieces of the data have their turn.
         total = self.source.samples
         return sorted({place * total // _MOST_SAMPLES for place in range(_MOST_SAMPLES)}) if total else []
@@ -113,18 +117,18 @@ class ExaminedSource:
     def raw(self) -> dict[int, bytes]:
         """Return the bytes of each examined sample, read one by one.
 
-        Raise a Violation if the source gives another number of answers than one, and what reading raises.
+        Raise a Violation if the source gives another number of answers than one, and what opening or reading raises.
         """
         return {sample: read_all(self.source, [sample])[0] for sample in self.numbers}
 
     @cached_property
     def decoded(self) -> dict[int, dict[str, Any]]:
-        """Return the values of each examined sample, decoded once; raise what reading and decoding raise."""
+        """Return the values of each examined sample, decoded once; raise what `raw` and decoding raise."""
         return {sample: self.source.decode(sample, raw) for sample, raw in self.raw.items()}
 
     @cached_property
     def contents(self) -> dict[int, str]:
-        """Return the fingerprint of the values of each examined sample; raise what reading and decoding raise."""
+        """Return the fingerprint of the values of each examined sample; raise what `decoded` raises."""
         return {sample: content_of(values) for sample, values in self.decoded.items()}
 
 
@@ -140,7 +144,7 @@ def read_all(source: Source, samples: Sequence[int]) -> list[bytes]:
 
 
 def content_of(values: dict[str, Any]) -> str:
-    """Return a fingerprint of everything that a sample holds."""
+    """Return a fingerprint of everything that a sample holds: keys in any order, dtypes, shapes and values."""
     parts: list[str | bytes] = []
     for key, value in sorted(values.items()):
         if isinstance(value, np.ndarray | np.generic):

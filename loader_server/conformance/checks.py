@@ -67,9 +67,9 @@ class CheckResult:
 def check_source(
     case: SourceCase, folder: Path, checks: Sequence[Callable[[ExaminedSource], None]] | None = None
 ) -> list[CheckResult]:
-    """Return the results of these checks, or of all, with indexes in `folder`; each is tried whatever others find.
+    """Return the results of these checks, or of all if there are none, each tried whatever others find.
 
-    Any exception of a check becomes its result.
+    Indexes are made in `folder`. Any exception of a check becomes its result.
     """
     examined = ExaminedSource(case, folder)
     return [_result(check, examined) for check in checks or CHECKS]

@@ -36,7 +36,8 @@ def main(
     """Examine sources and print the results; return 0 if no check failed, 1 if one did, 2 if no source was named.
 
     `fixtures` make the data for names of sources. Return 1 also if a source or job file is refused, with the error on
-    standard error. Raise SystemExit for wrong arguments.
+    standard error. Raise SystemExit for wrong arguments, and an OSError if no temporary folder can be made. What
+    `fixtures` raise passes through, unless it is a StokerError.
     """
     options = _parser().parse_args(arguments)
     known = fixtures or {}
@@ -70,7 +71,8 @@ def _examined(
 ) -> list[tuple[str, list[CheckResult]]]:
     """Return the sources of this name with the results of their checks, and print these unless --json is set.
 
-    Raise a SettingsError if the name, its arguments, or the job file and its stream are refused.
+    Raise a SettingsError if the name, its arguments, or the job file and its stream are refused, and an OSError if no
+    temporary folder can be made. What the fixture raises passes through.
     """
     with tempfile.TemporaryDirectory(prefix="stoker-conformance-") as folder:
         cases = [fixture(Path(folder))] if fixture else _cases(name, options)

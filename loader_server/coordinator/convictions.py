@@ -78,7 +78,7 @@ class Convictions:
         self._version, self._message = self._version + 1, None
 
     def matching(self, forgive: m.Forgive) -> list[tuple[str, str]]:
-        """Return the convictions that a request to forgive covers, as stream and identity, sorted.
+        """Return the convictions that a request to forgive covers, as stream and identity, sorted; empty if none.
 
         An empty string in the request matches any.
         """

@@ -44,7 +44,8 @@ class Ending:
     def order(self, now_s: float, *, drains: bool) -> Iterator[Send]:
         """Stop leasing, and yield the announcement of the job's end for each attached trainer.
 
-        A later call may change `drains`, but does not move the deadline for absent ranks.
+        A later call may change `drains`, but does not move the deadline for absent ranks. Nothing is done before the
+        first announcement is asked for.
         """
         if self._drains is None:
             self._until_s = now_s + self._patience_s
@@ -72,7 +73,7 @@ class Ending:
     def stand(self, place: m.StandsStill, now_s: float) -> Iterator[Send]:
         """Record the round of a paused rank; yield the announcement of the last round to all if it can be fixed now.
 
-        Do nothing while the job goes on.
+        Do nothing while the job goes on, or before the result is iterated. The stream has to be known.
         """
         # The journal has no end: a coordinator that was restarted knows of none until it is ordered again.
         if self._drains is not None:

@@ -25,7 +25,8 @@ __all__ = ["EndpointWriter"]
 class EndpointWriter:
     """Writer of one endpoint file.
 
-    `close` removes the file, so that nobody connects to a port that another process may have by then.
+    `close` removes the file, so that nobody connects to a port that another process may have by then. Making it raises
+    SettingsError if `advertise` is given and nobody could connect to it.
     """
 
     def __init__(self, file: Path, bound: str, advertise: str, log: Log) -> None:

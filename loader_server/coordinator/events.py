@@ -107,7 +107,7 @@ class StreamView(Protocol):
         """Return how many batches an epoch has; None if that is not known yet or counting failed (ask again soon)."""
 
     def most_batches(self, group: int) -> int:
-        """Return the largest number of batches of any epoch."""
+        """Return an upper bound on the number of batches of any epoch, in groups of this size."""
 
     def objection(self, group: int) -> SettingsError | None:
         """Return why the stream cannot be read in groups of this size; None if it can."""

@@ -33,7 +33,10 @@ _MOST_OUTPUT = 3000
 
 
 class GraphKeeper:
-    """Keeper of one job's graphs; calls `report` with events, from any thread."""
+    """Keeper of one job's graphs; calls `report` with events, from any thread.
+
+    Once made it runs the graphs that are on disk without an index.
+    """
 
     def __init__(
         self, job: JobFile, view: Callable[[Stream], StreamView], report: Callable[[GraphRuns | GraphFailed], None]
@@ -50,7 +53,8 @@ class GraphKeeper:
         """Start a thread that writes the graph to disk and runs its first epoch; return at once.
 
         The thread reports `GraphRuns` or, after it has removed a graph that cannot be written or run, `GraphFailed`.
-        Without content, the graph that is on disk is run.
+        Without content, the graph that is on disk is run. An error that is no StokerError or OSError, or one of
+        removing the graph, ends the thread without a report.
         """
         threading.Thread(target=self._run, args=(stream, content), name="graph", daemon=True).start()
 

@@ -122,7 +122,11 @@ class JournalLostError(WriteError):
 
 
 class Journal:
-    """The journal's files, locked and open; `write` returns when the facts are on disk."""
+    """The journal's files, locked and open; `write` returns when the facts are on disk.
+
+    Making it raises HeldError if another process holds the journal, WriteError if it cannot be locked, made or opened,
+    DataError if it is damaged, and MachineError if a link or the like is in the lock file's place.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -219,7 +223,8 @@ class Journal:
     def write(self, facts: Iterable[Fact]) -> None:
         """Write all facts in one transaction, or none; each replaces the older one of its key, or deletes it.
 
-        Raises WriteError if the disk does not take them, or JournalLostError if the files are no longer ours.
+        Raises WriteError if the disk does not take them, or JournalLostError if the files are no longer ours, even
+        after the commit. An OSError of looking at the files passes through.
         """
         changes = self._database.total_changes
         try:
@@ -239,7 +244,10 @@ class Journal:
         self.refuse_lost()
 
     def refuse_lost(self) -> None:
-        """Raise JournalLostError if the files were unlinked, moved, replaced or cut: their content would be lost."""
+        """Raise JournalLostError if the files were unlinked, moved, replaced or cut: their content would be lost.
+
+        An OSError of reading the log passes through.
+        """
         problem = self._files.problem()
         if problem:
             raise JournalLostError(
@@ -279,7 +287,7 @@ class Journal:
         )
 
     def close(self) -> None:
-        """Close the database and release the lock."""
+        """Close the database, remove the address that `say_where` wrote down, and release the lock."""
         self._files.close()
         self._database.close()
         self._lock.close()
@@ -306,7 +314,8 @@ class JournalWriter:
     def write(self, facts: Iterable[Fact]) -> bool:
         """Write these facts and all that still wait; return whether all are on disk, in files that are in place.
 
-        If not, the facts wait for the next call. Without any fact to write, only the files are checked.
+        If not, the facts wait for the next call. Without any fact to write, only the files are checked. An OSError of
+        looking at the files passes through.
         """
         had_waited = self.waiting
         self._waiting.update({_key(fact): fact for fact in facts})
@@ -399,8 +408,8 @@ class JournalLock:
 
     It is on the state folder itself, so it survives whatever happens to the files in it: nobody who tidies up can let a
     second coordinator start beside the first. Where a folder cannot be locked (NFS), a lock file takes its place.
-    Raises LockedError if another process holds it, OSError if the file system has no locks, and MachineError if a link
-    or the like is in the lock file's place.
+    Raises LockedError if another process holds it, OSError if the folder cannot be made or opened or its file system
+    has no locks, and MachineError if a link or the like is in the lock file's place.
     """
 
     def __init__(self, journal: Path) -> None:
@@ -436,7 +445,7 @@ class JournalLock:
             self._where.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove the address and release the lock."""
+        """Remove the address, if that can be done, and release the lock."""
         self._forget_endpoint()
         assert self._descriptor is not None
         os.close(self._descriptor)

@@ -126,7 +126,8 @@ class JournalFiles:
     def note(self, *, wrote: bool = False) -> None:
         """Record which files exist and where they end, right after SQLite opened them or (`wrote`) wrote to them.
 
-        After a write also note a cut if the log's last frame has changed, or no whole transaction follows it.
+        After a write also note a cut if the log's last frame has changed, or no whole transaction follows it. Raise an
+        OSError if a file cannot be opened or read.
         """
         for path in self._paths:
             if path not in self._files and path.exists():
@@ -149,7 +150,8 @@ class JournalFiles:
     def problem(self) -> str:
         """Return what has happened to the files; empty if they are as SQLite left them.
 
-        A cut is reported from then on, any other problem only while it lasts.
+        A cut is reported from then on, any other problem only while it lasts. Raise an OSError if the log cannot be
+        read.
         """
         # Files that were moved away may be moved back, and then nothing is lost; a cut cannot be undone.
         if not self._cut:

@@ -380,7 +380,7 @@ def register_misfit(register: m.Register, host: str, builder: str) -> m.Refused 
     """Return why a worker cannot serve this job, whose builder fingerprint is `builder`; None if it can.
 
     Refused are an endpoint that nobody can connect to, a loopback endpoint if the worker's connection comes from
-    another machine (`host`), and another builder fingerprint.
+    another machine (`host`; not if it is empty, because unknown), and another builder fingerprint.
     """
     if not is_connectable(register.endpoint):
         return refused(
@@ -405,7 +405,7 @@ def register_misfit(register: m.Register, host: str, builder: str) -> m.Refused 
 
 
 def other_parts(builder: m.BuilderParts, differing: list[str]) -> m.Refused:
-    """Tell a refused worker in which parts its builder fingerprint differs."""
+    """Tell a refused worker in which parts its builder fingerprint differs; without any, in one that has no name."""
     parts = "; ".join(differing) or "in a part that has no name"
     return refused("builder", _SAME_BYTES, clipped(f"{builder.worker}, which differs: {parts}"), _SAME_BUILDER)
 

@@ -133,8 +133,9 @@ class Graphs:
     def _take_piece(self, peer: bytes, piece: m.GraphPiece, now_s: float) -> list[Instruction]:
         """Append the next piece of an upload and ask for the one after; answer any other piece with what is wanted.
 
-        After the last piece keep the graph's digest and return the order to run it. A piece of no known upload, and an
-        upload whose digest is wrong, get no answer: the sender starts again with an offer.
+        After the last piece keep the graph's digest and return the order to run it, of which the sender hears later. A
+        piece of no known upload, and an upload whose digest is wrong, get no answer: the sender starts again with an
+        offer.
         """
         known = self._arriving.get(piece.stream)
         if known is None or known.digest != piece.digest:
@@ -154,7 +155,10 @@ class Graphs:
         return [RunGraph(piece.stream, content)]
 
     def run(self, stream: str) -> list[Instruction]:
-        """Mark a stream's first epoch as run, so that trainers can attach; return the news for the waiting peers."""
+        """Mark a stream's first epoch as run, so that trainers can attach; return the news for the waiting peers.
+
+        Raise a KeyError if the stream accepts no graph.
+        """
         self._running.add(stream)
         return [
             Send(peer, m.GraphKept(stream=stream, digest=self._kept[stream], runs=True))
@@ -162,7 +166,10 @@ class Graphs:
         ]
 
     def fail(self, stream: str, reason: str) -> list[Instruction]:
-        """Forget a graph that could not be kept or run; return a warning and refusals for the waiting peers."""
+        """Forget a graph that could not be kept or run; return a warning and refusals for the waiting peers.
+
+        Raise a KeyError if the stream accepts no graph.
+        """
         self._kept[stream] = ""
         refusal = refused(
             "graph",

@@ -92,7 +92,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, ad
     """Return the coordinator of a job file, with journal and endpoint file in the job's state folder.
 
     Raises SettingsError, DataError or MachineError if folder, journal, data, endpoint or `advertise` cannot be used,
-    HeldError if another coordinator holds the journal, and OSError if a graph that is kept cannot be read.
+    HeldError if another coordinator holds the journal, and OSError if a kept graph or journal file cannot be read.
     """
     job.refuse_closed(job.state)
     journal = Journal(job.state / "journal.sqlite")
@@ -204,7 +204,7 @@ class Coordinator:
     def run(self, on_report: Callable[[Mapping[str, Any]], None] = lambda _report: None) -> None:
         """Serve until stopped, calling `on_report` with the report at each tick; then close everything.
 
-        An ordered end is announced first, and peers have up to a second to hear of it.
+        An ordered end is announced first, and peers have up to a second to hear of it. What `on_report` raises passes.
         """
         poller = zmq.Poller()
         for socket in (self._router, *self.doors.monitors()):

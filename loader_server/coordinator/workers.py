@@ -147,7 +147,10 @@ class Workers:
 
     @property
     def failing(self) -> dict[str, m.Failing]:
-        """Return the reports of workers that could not begin to serve and have not registered since, latest last."""
+        """Return the reports of workers that cannot serve, or only in part, and have not registered since, latest last.
+
+        By name; reports that `forget_failing` forgot are missing.
+        """
         return {worker: failing.why for worker, failing in self._failing.items()}
 
     def failing_report(self) -> list[dict[str, Any]]:

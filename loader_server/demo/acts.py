@@ -78,6 +78,7 @@ def run(options: argparse.Namespace, nursery: Nursery) -> int:
 
     Raise SettingsError if the trainer's packages are missing or the folder has a corpus of another size, DataError if
     it holds something else, TrainerError if the trainer fails, or what keeps the job from being indexed or served.
+    Raise IndexError if not one epoch was trained.
     """
     _check_trainer()
     # The demo prints its story; the processes' own logs appear only if they are asked for.
@@ -117,7 +118,7 @@ def _corpus(options: argparse.Namespace, story: Story) -> None:
     """Make the corpus, unless an earlier demo made it.
 
     Raise SettingsError if that corpus has another size, DataError if it cannot be read, or the folder holds something
-    else.
+    else. Raise OSError or an error of soundfile if a corpus cannot be written.
     """
     began_s = time.monotonic()
     corpus = facts_of(options.keep)
@@ -163,7 +164,8 @@ def _plan(job: JobFile, story: Story) -> Stream:
 def _loaders(settings: SupervisorSettings, nursery: Nursery, job: JobFile, story: Story) -> Iterator[Supervisor]:
     """Run coordinator and workers while the block lasts, and yield their supervisor.
 
-    Raise StartError if they cannot serve, and the other errors of `Supervisor.start`.
+    Raise StartError if they cannot serve, and the other errors of `Supervisor.start`. Errors of the block pass through,
+    after all processes were ended.
     """
     supervisor = Supervisor(settings, nursery)
     keeper = threading.Thread(target=supervisor.run, name="supervisor")
@@ -194,7 +196,10 @@ def _train(options: argparse.Namespace, supervisor: Supervisor, stream: Stream, 
 
 
 def _summary(folder: Path, outcome: Training, story: Story) -> None:
-    """Tell the results and the next steps; print the results once more as one JSON object, the last line."""
+    """Tell the results and the next steps; print the results once more as one JSON object, the last line.
+
+    Raise IndexError if not one epoch was trained.
+    """
     epochs, audit = outcome.epochs, outcome.audit
     first, last = epochs[0], epochs[-1]
     steps, train_s = sum(epoch.steps for epoch in epochs), sum(epoch.train_s for epoch in epochs)

@@ -83,7 +83,8 @@ def make_corpus(
     """Make the folder with clips, `train.csv`, `dev.csv` and `job.toml`, completely or not at all.
 
     Return the corpus's facts. Raise a DataError if the folder holds anything already, or something else is in its
-    place.
+    place. Errors of writing and of `progress` pass through, and leave nothing. `job` is what the job file gets,
+    `progress` is called with done and total.
     """
     _refuse_foreign(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +154,7 @@ class _Chances:
         return numbers
 
     def between(self, low: float, high: float) -> float:
-        """Return one number in this range."""
+        """Return one number from `low` to below `high`."""
         return low + (high - low) * float(self.uniform(1)[0])
 
     def normal(self) -> float:
@@ -208,7 +209,10 @@ def _noise(chances: _Chances, length: int) -> NDArray[np.float64]:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Raise a DataError if the folder holds anything, or is no folder; do nothing if it does not exist."""
+    """Raise a DataError if the folder holds anything, or is no folder; do nothing if it does not exist.
+
+    Raise OSError if it cannot be listed.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(
             expected="a new or empty folder, or one that an earlier demo made",
@@ -219,7 +223,10 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _fill(folder: Path, samples: int, seed: int, progress: Callable[[int, int], None]) -> CorpusFacts:
-    """Write all clips and both manifests, and return the corpus's facts; call `progress` after each clip."""
+    """Write all clips and both manifests, and return the corpus's facts; call `progress` after each clip.
+
+    Errors of writing and of `progress` pass through, after the clips in work; the others are not begun.
+    """
     rows: dict[str, list[tuple[str, str]]] = {"train": [], "dev": []}
     frames = 0
     executor = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))

@@ -51,7 +51,11 @@ class TrainerError(StokerError):
 
 
 class Trainer:
-    """The process of `trainer_client.demo`."""
+    """The process of `trainer_client.demo`.
+
+    Making it removes the checkpoints of an earlier demo; raises OSError if the log cannot be written or the process
+    cannot be started.
+    """
 
     def __init__(self, folder: Path, endpoint: str, epochs: int) -> None:
         self._log = folder / "trainer.log"
@@ -72,7 +76,10 @@ class Trainer:
             )
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the trainer's events until it ends; raise a TrainerError if it ends with an error or by a signal."""
+        """Yield the trainer's events until it ends; raise a TrainerError if it ends with an error or by a signal.
+
+        Other lines that it prints are passed over; raise ValueError if an event is malformed.
+        """
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(b'{"event"'):  # libraries print too
@@ -88,7 +95,7 @@ class Trainer:
             )
 
     def close(self) -> None:
-        """End the process, by force if it does not end soon."""
+        """End the process, by force if it does not end within 10 s, and close its pipes."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.terminate()  # while TensorFlow loads, this is quicker than ending its input
@@ -142,7 +149,8 @@ class Training:
     def follow(self, trainer: Iterator[dict[str, Any]]) -> None:
         """Handle events until the trainer is done; raise a TrainerError if it fails.
 
-        Print a line if it has trained for fewer epochs than it was asked for.
+        Print a line if it has trained for fewer epochs than it was asked for. Raise KeyError for an event of an unknown
+        kind.
         """
         handlers = {"connected": self._on_connected, "step": self._on_step, "epoch": self._on_epoch}
         with self._bar:
@@ -195,7 +203,10 @@ class _Killing:
         self._last_s = self._longest_s = 0.0
 
     def on_step(self, step: int, steps: int, epoch: int) -> None:
-        """Kill a worker halfway through the epoch; from then on, measure the longest time between steps."""
+        """Kill a worker halfway through the epoch; from then on, measure the longest time between steps.
+
+        Raise IndexError if there is no worker; one whose process has just died is not killed, but counts as the victim.
+        """
         now_s = time.monotonic()
         if self._victim is not None:
             self._longest_s = max(self._longest_s, now_s - self._last_s)

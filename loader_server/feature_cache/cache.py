@@ -63,7 +63,10 @@ class FeatureCache:
         return FeatureCache(stream, store)
 
     def find(self, samples: Sequence[int]) -> dict[int, bytearray]:
-        """Return the cache hits among these samples, as blobs by sample number."""
+        """Return the cache hits among these samples, as blobs by sample number, maybe none.
+
+        Raise an OSError if the disk fails.
+        """
         blobs = ((sample, self._store.get(sample, self._stream.identity(sample))) for sample in samples)
         return {sample: blob for sample, blob in blobs if blob is not None}
 

@@ -48,7 +48,7 @@ class SampleStore:
     """The blobs of a fixed number of samples, in the folder `key` of `root`.
 
     `most_bytes` bounds all stores of the root together. Any thread may `get`, one may `put`. Opening raises OSError if
-    the disk is full or closed, and MachineError if there is a link in the place of a file.
+    the disk is full, closed or without locks, and MachineError if there is a link in the place of a file.
     """
 
     def __init__(self, root: Path, key: str, samples: int, most_bytes: int) -> None:
@@ -83,7 +83,10 @@ class SampleStore:
         return np.frombuffer(self._mapped, _ENTRY)
 
     def get(self, sample: int, identity: str) -> bytearray | None:
-        """Return the sample's blob if it is there, whole, and was kept under this identity; otherwise None."""
+        """Return the sample's blob if it is there, whole, and was kept under this identity; otherwise None.
+
+        Raise an OSError if the disk fails, or the segment is closed to us.
+        """
         check, offset, nbytes, segment = self._entries[sample].tolist()
         # The entry may be torn or of a bad disk: check its bounds before memory is taken for it.
         handle = self._segment(segment) if 0 < nbytes <= self._segment_bytes - offset else None
@@ -171,7 +174,10 @@ class SampleStore:
             self._handle = -1
 
     def _cut_abandoned(self) -> None:
-        """Give back the room that killed processes had reserved; raise a MachineError if a segment is a link."""
+        """Give back the room that killed processes had reserved; raise a MachineError if a segment is a link.
+
+        Raise an OSError if one cannot be opened, locked or cut.
+        """
         for number in self._numbers():
             with open(open_own(self._path(number), os.O_RDWR), "r+b") as file:  # noqa: PTH123 - of a descriptor
                 # A segment is locked while it is written: if we get the lock, its writer is gone.
@@ -187,14 +193,17 @@ class SampleStore:
     def _ledger(self) -> Iterator[None]:
         """Wait for the lock under which stores and segments are made and removed, and hold it during the block.
 
-        Raise a MachineError if there is a link in the place of its file.
+        Raise a MachineError if there is a link in the place of its file, and an OSError if it cannot be made or locked.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         with locked(self._root / "ledger"):
             yield
 
     def _make_room(self) -> None:
-        """Remove stores that nobody has open until a segment fits; if none fits even then, mark this store as full."""
+        """Remove stores that nobody has open until a segment fits; if none fits even then, mark this store as full.
+
+        Raise an OSError if another store cannot be looked at.
+        """
         excess = _disk_bytes(self._root) + self._segment_bytes - self._most_bytes
         others = [folder for folder in self._root.iterdir() if folder.is_dir() and folder != self._folder]
         stores = [(last_use_ns(folder / _TABLE), _disk_bytes(folder), str(folder)) for folder in others]
@@ -232,7 +241,10 @@ def _cut(path: Path, handle: int, nbytes: int) -> None:
 
 
 def _remove_unused(store: str) -> bool:
-    """Remove a store, and return whether that was possible: it is not if a process has the store open."""
+    """Remove a store, and return whether that was possible: it is not if a process has the store open.
+
+    Raise an OSError if its table cannot be opened or locked.
+    """
     # Without a table its maker was killed between making the folder and the table.
     with contextlib.suppress(FileNotFoundError), (Path(store) / _TABLE).open("rb") as table:
         if not lock(table.fileno(), wait=False):

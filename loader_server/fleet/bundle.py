@@ -95,7 +95,7 @@ def _fetched_streams(job: JobFile) -> Iterator[str]:
 def _graph(job: JobFile, name: str) -> Iterator[tuple[str, Path]]:
     """Yield the files of a stream's graph that a trainer has sent: the graph, then its index.
 
-    Raise DataError if the index is missing or damaged.
+    Raise DataError if the index is missing or damaged, or OSError if its folder cannot be listed.
     """
     yield f"{GRAPHS}/{name}/graph", job.graph_path(name)
     folder = job.index_folder(name)
@@ -104,7 +104,10 @@ def _graph(job: JobFile, name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _index_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of an index, `meta.json` first; raise DataError if it is missing or damaged."""
+    """Yield the files of an index, `meta.json` first; raise DataError if it is missing or damaged.
+
+    Raise OSError if its folder cannot be listed.
+    """
     yield folder / "meta.json"
     yield from sorted(file for file in (folder / read_meta(folder).folder).iterdir() if file.is_file())
 
@@ -121,7 +124,8 @@ def _name_of(job: JobFile, file: Path) -> str:
 class Bundle:
     """A job's files, hashed and open, with their manifest.
 
-    Making it raises DataError if an index is missing, OSError if a file cannot be read.
+    Making it raises DataError if an index is missing or damaged, SettingsError if the settings of a transform do not
+    fit, or OSError if a file cannot be read.
     """
 
     def __init__(self, job: JobFile) -> None:
@@ -166,7 +170,8 @@ class Bundle:
     def piece_of(self, manifest: Manifest, offset: int) -> bytes | None:
         """Return the piece that begins at an offset of the bundle with this manifest; None if there is none to send.
 
-        That is so beyond the end, beyond the job's size limit, and in a file that has become shorter.
+        That is so beyond the end, beyond the job's size limit, and in a file that has become shorter. Raise OSError if
+        the file cannot be read.
         """
         place = manifest.place_of(offset)
         if place is None:
@@ -235,7 +240,7 @@ class BundleKeeper:
         """Return the piece that a host asks for; None if there is none to send.
 
         That is so while no bundle is hashed yet, beyond its end or size limit, and in a file that has become shorter. A
-        host that has another bundle's digest gets the beginning of this one.
+        host that has another bundle's digest gets the beginning of this one. Raise OSError if a file cannot be read.
         """
         if self._bundle is None:
             return None

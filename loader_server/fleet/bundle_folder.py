@@ -48,7 +48,8 @@ _REMOVED = ".removed"
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a state folder's bundles; wait for its holder, however long that process fetches.
 
-    Raise MachineError if the file system has no locks, or if something else is in the place of the lock's file.
+    Raise MachineError if the file system has no locks, or if something else is in the place of the lock's file. Raise
+    OSError if the folder or the file cannot be made, as on a full disk.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = open_own(folder / "lock", os.O_RDWR | os.O_CREAT)
@@ -95,7 +96,8 @@ class BundleFolder:
     def begin(self) -> dict[str, int]:
         """Create the draft or resume it; return the number of each file's first missing piece.
 
-        For a file that is complete this is the number of its pieces. Raise DataError if a link stands in the way.
+        For a file that is complete this is the number of its pieces. Raise DataError if a link stands in the way. Raise
+        OSError if a file or folder cannot be made or read.
         """
         if self._draft.is_symlink():
             raise _in_the_way(self._draft)
@@ -107,7 +109,8 @@ class BundleFolder:
     def _checked_pieces(self, file: BundleFile) -> int:
         """Return how many pieces of a file are here and correct; truncate the file after them.
 
-        Create the file if it is not there. Raise DataError if a link stands in the way.
+        Create the file if it is not there. Raise DataError if a link stands in the way. Raise OSError if the file
+        cannot be made, read or truncated.
         """
         # A kill or a power cut may have left any bytes behind, so each piece counts by its checksum alone.
         with self._opened(file) as descriptor:
@@ -121,7 +124,7 @@ class BundleFolder:
     def _opened(self, file: BundleFile) -> Iterator[int]:
         """Open a file of the draft for the block, and create it and the folders above it.
 
-        Raise DataError if it or one of these folders is a link.
+        Raise DataError if it or one of these folders is a link. Raise OSError if one cannot be opened or made.
         """
         path = self._draft / file.name
         # O_NOFOLLOW guards only the last part of a path, so the folders above are checked one by one.
@@ -139,7 +142,10 @@ class BundleFolder:
             os.close(descriptor)
 
     def write(self, piece: FilePiece) -> None:
-        """Write a piece whose checksum was checked; raise DataError if a link stands in the way."""
+        """Write a piece whose checksum was checked; raise DataError if a link stands in the way.
+
+        Raise OSError if the disk does not take it, as when it is full.
+        """
         with self._opened(piece.file) as descriptor:
             os.pwrite(descriptor, piece.content, piece.start)
 
@@ -147,7 +153,7 @@ class BundleFolder:
         """Check and sync each file, and rename the draft to the bundle.
 
         Raise DataError if a file differs from the manifest, in which case the draft is removed, or if a link stands in
-        the way.
+        the way. Raise OSError if a file cannot be read or synced, or the draft cannot be renamed.
         """
         for file in self._files:
             self._check(file)
@@ -155,13 +161,13 @@ class BundleFolder:
         self._draft.replace(self.path)
 
     def note_use(self) -> None:
-        """Make it the newest bundle, which is removed last."""
+        """Make it the newest bundle, which is removed last; raise OSError if it is gone."""
         os.utime(self.path)
 
     def _check(self, file: BundleFile) -> None:
         """Sync a file of the draft; raise DataError, and remove the draft, if it differs from the manifest.
 
-        Raise DataError, and leave the draft, if a link stands in the way.
+        Raise DataError, and leave the draft, if a link stands in the way. Raise OSError if it cannot be read or synced.
         """
         with self._opened(file) as descriptor:
             whole = hashlib.sha256()
@@ -221,7 +227,8 @@ def _remove(path: Path) -> None:
 def _removable(bundles: Path, in_use: set[str] | None) -> Iterable[Path]:
     """Yield the folders to remove, each renamed: what a kill left of earlier removals, then old unused bundles.
 
-    Without knowing which bundles are in use (None), yield only the former.
+    Without knowing which bundles are in use (None), yield only the former. Raise OSError if the folder cannot be
+    listed, or one cannot be renamed.
     """
     folders = [path for path in bundles.iterdir() if path.is_dir() and not path.is_symlink()]
     yield from (path for path in folders if path.name.endswith(_REMOVED))

@@ -145,7 +145,10 @@ class Fetching:
 
 
 class FetchedGraph:
-    """A graph and the files of its index, by their names there."""
+    """A graph and the files of its index, by their names there.
+
+    Making it raises KeyError if the files lack the graph.
+    """
 
     def __init__(self, stream: str, files: Mapping[str, bytes | bytearray]) -> None:
         self.stream = stream

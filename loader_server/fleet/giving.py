@@ -54,8 +54,8 @@ class Giving:
     def take_due(self, unread: Callable[[bytes], int], total: int) -> list[tuple[bytes, m.BundleWanted]]:
         """Remove and return the requests to be answered now, oldest first; `total` is what all hosts have not read.
 
-        They are at most eight, and as many as fit into the limit of unread bytes; hosts that have too much to read
-        themselves are passed over.
+        They are at most eight, maybe none, and as many as fit into the limit of unread bytes; hosts that have too much
+        to read themselves are passed over.
         """
         # A host that reads slowly is passed over, and keeps its turn: it holds up nobody but itself.
         due: list[tuple[bytes, m.BundleWanted]] = []

@@ -87,7 +87,7 @@ class JoinedFolder:
         )
 
     def write(self, job_file: Path) -> None:
-        """Write it beside a fetched job file."""
+        """Write it beside a fetched job file, in place of what is there; raise OSError if it cannot be written."""
         # A file beside the job file, because every command and child opens the job by that path alone, and need not
         # know of joining.
         with replacing(job_file.with_name(_SETTINGS)) as file:
@@ -131,7 +131,8 @@ class HostFolder:
     def take(hosts: Path, job: str) -> HostFolder:
         """Lock and return the first folder of this host for the job that no living process has; make it if need be.
 
-        Raise MachineError if the file system has no locks, or if a link or something else stands in the way.
+        Raise MachineError if the file system has no locks, or if a link or something else stands in the way. Raise
+        OSError if the folder or a file in it cannot be made, read or written.
         """
         for number in itertools.count(1):
             # Numbered from 2, because one host may join a job twice, and hosts that share a state folder may have equal
@@ -182,7 +183,10 @@ def lock(descriptor: int, folder: Path) -> None:
 
 
 def _read_tag(descriptor: int) -> str:
-    """Return the tag in a folder's file; draw and write one if there is none, or if it was cut short."""
+    """Return the tag in a folder's file; draw and write one if there is none, or if it was cut short.
+
+    Raise OSError if the file cannot be read or written.
+    """
     known = os.pread(descriptor, 64, 0).decode("ascii", "replace")
     if _TAG.fullmatch(known):
         return known
@@ -196,7 +200,8 @@ def _read_tag(descriptor: int) -> str:
 def bundles_in_use(hosts: Path) -> set[str] | None:
     """Return the names of the bundles of all folders in use; None if the settings of one cannot be read.
 
-    Raise MachineError if the file system has no locks, or if something else is in the place of a lock's file.
+    Raise MachineError if the file system has no locks, or if something else is in the place of a lock's file. Raise
+    OSError if such a file cannot be opened. The set is empty if no folder is in use.
     """
     names: set[str] = set()
     for path in hosts.glob(f"*/*/{_IN_USE}"):
@@ -214,7 +219,8 @@ def bundles_in_use(hosts: Path) -> set[str] | None:
 def _is_held(path: Path) -> bool:
     """Return whether a living process has this file's lock, which is taken and released to find out.
 
-    Raise MachineError if the file system has no locks, or if something else is in the file's place.
+    Raise MachineError if the file system has no locks, or if something else is in the file's place. Raise OSError if it
+    cannot be opened.
     """
     descriptor = open_own(path, os.O_RDWR)
     try:

@@ -78,7 +78,10 @@ class JoinSettings:
         return self.state.resolve() / "hosts"
 
     def options(self) -> tuple[str, ...]:
-        """Return the command-line options with the same meaning, except the endpoint and `--insecure`."""
+        """Return the command-line options with the same meaning, except the endpoint and `--insecure`.
+
+        Settings that are not given are left out.
+        """
         folders = {"--state": self.state, "--keys": self.keys, "--data": self.data, "--index": self.index}
         words = (
             word for name, folder in folders.items() if folder is not None for word in (name, str(folder.resolve()))
@@ -115,6 +118,7 @@ def join(settings: JoinSettings) -> HostFolder:
         RefusedError: The coordinator refuses, for instance because this host's key lacks the role `worker`.
         DataError: The bundle is too large, damaged, or does not fit this host's own index, or a link is in its way.
         MachineError: The state folder's file system has no locks, or something else is in the place of our files.
+        OSError: A file or folder cannot be made, read or written, as on a full disk.
     """
     with _whole_bundle(settings) as (manifest, bundle):
         host = HostFolder.take(settings.hosts, manifest.job)
@@ -164,7 +168,10 @@ def _whole_bundle(settings: JoinSettings) -> Iterator[tuple[Manifest, BundleFold
 
 
 def _settle(folder: Path, tag: str, settings: JoinSettings, manifest: Manifest, bundle: BundleFolder) -> None:
-    """Write the job file of a host's folder, and beside it this host's own settings."""
+    """Write the job file of a host's folder, and beside it this host's own settings.
+
+    Raise OSError if one cannot be written, or the bundle's job file cannot be read.
+    """
     index = settings.index.resolve() if settings.index is not None else bundle.path / INDEX
     joined = JoinedFolder(
         endpoint=settings.endpoint,
@@ -200,7 +207,7 @@ def _fetched(connection: _FetchConnection, fetching: Fetching, settings: JoinSet
     """Return the manifest and the folder of the complete bundle, after fetching what is missing of it.
 
     Raise DataError if this host's own index differs, the bundle is too large, pieces or files of it are damaged, or a
-    link is in the way; and the other errors of `_learn_manifest`.
+    link is in the way; OSError if the disk takes no file; and the other errors of `_learn_manifest`.
     """
     while True:
         manifest = _learn_manifest(connection, fetching)
@@ -217,7 +224,8 @@ def _fetched(connection: _FetchConnection, fetching: Fetching, settings: JoinSet
 def _fetch_files(connection: _FetchConnection, fetching: Fetching, folder: BundleFolder) -> bool:
     """Fetch all files that are missing; return False if the coordinator has another bundle now.
 
-    Raise DataError if pieces or files are damaged, or a link is in the way; and the other errors of `_learn_manifest`.
+    Raise DataError if pieces or files are damaged, or a link is in the way; OSError if the disk takes no file; and the
+    other errors of `_learn_manifest`.
     """
     manifest = fetching.manifest
     fetching.need(folder.begin())
@@ -275,7 +283,8 @@ def _refuse_too_large(manifest: Manifest, skipped: frozenset[str], endpoint: str
 class _FetchConnection:
     """The connection to the coordinator: one request, one answer.
 
-    Making it raises SettingsError if the endpoint may not be joined, or if this host's keys cannot be read.
+    Making it raises SettingsError if the endpoint may not be joined, if the endpoint's file is unsafe, or if this
+    host's keys cannot be read.
     """
 
     def __init__(self, settings: JoinSettings) -> None:
@@ -320,8 +329,8 @@ class _FetchConnection:
         """Send the next request until it is answered; return the bytes of a file, or None for anything else.
 
         Raise LostError if the coordinator is silent for a minute or of another release, SettingsError if its new
-        address may not be joined, DataError if the answer is malformed or damaged too often, or the error with which it
-        refuses.
+        address may not be joined or its file is unsafe, DataError if the answer is malformed or damaged too often, or
+        the error with which it refuses.
         """
         wanted = fetching.wanted()
         assert wanted is not None

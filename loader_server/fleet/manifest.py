@@ -79,11 +79,14 @@ class BundleFile:
         return -(-self.nbytes // BUNDLE_PIECE_BYTES)
 
     def piece_nbytes(self, number: int) -> int:
-        """Return the size of a piece in bytes: a full piece, or what is left for the last one."""
+        """Return the size of a piece in bytes: a full piece, or what is left for the last one.
+
+        The number must be below `count`, which nothing checks.
+        """
         return min(BUNDLE_PIECE_BYTES, self.nbytes - number * BUNDLE_PIECE_BYTES)
 
     def has_piece(self, number: int, content: bytes | memoryview) -> bool:
-        """Return whether these bytes have the checksum of a piece."""
+        """Return whether these bytes have the checksum of a piece; False if the file has no piece of this number."""
         start = number * _DIGEST_BYTES
         return sha256(content) == self.pieces[start : start + _DIGEST_BYTES]
 
@@ -132,7 +135,7 @@ class Manifest:
         return sha256(self.encoded).hex()
 
     def names_below(self, folder: str) -> frozenset[str]:
-        """Return the names of the files in a folder and the folders below it."""
+        """Return the names of the files in a folder and the folders below it; maybe none."""
         return frozenset(file.name for file in self.files if file.name.startswith(f"{folder}/"))
 
     def without(self, names: frozenset[str]) -> Manifest:
@@ -155,7 +158,10 @@ class Manifest:
         return self.offsets[-1]
 
     def offset_of(self, file: BundleFile) -> int:
-        """Return where one of its files begins, counted from the manifest's first byte."""
+        """Return where one of its files begins, counted from the manifest's first byte.
+
+        Raise KeyError for a file of another bundle.
+        """
         return self._begins[file.name]
 
     @cached_property
@@ -164,7 +170,7 @@ class Manifest:
         return {file.name: offset for file, offset in zip(self.files, self.offsets, strict=False)}
 
     def place_of(self, offset: int) -> BundlePlace | None:
-        """Return the place of an offset; None beyond the end."""
+        """Return the place of an offset, which must not be negative; None at the end and beyond."""
         own = len(self.encoded)
         if offset < own:
             return BundlePlace(None, offset, min(BUNDLE_PIECE_BYTES, own - offset))
@@ -176,7 +182,10 @@ class Manifest:
 
     @cached_property
     def refused(self) -> frozenset[str]:
-        """Return the files that the coordinator does not send, because they lie beyond the job's size limit."""
+        """Return the files that the coordinator does not send, because they lie beyond the job's size limit.
+
+        Return none if all fit.
+        """
         ends = zip(self.files, self.offsets[1:], strict=True)
         return frozenset(file.name for file, end in ends if end - len(self.encoded) > self.limit)
 

@@ -70,7 +70,7 @@ class _Appended:
             raise
 
     def sync(self) -> None:
-        """Wait until the disk has everything written so far."""
+        """Wait until the disk has everything written so far; raise an OSError if it is full, or fails."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -89,13 +89,13 @@ class ColumnWriter(_Appended):
             self._write_header()
 
     def append(self, values: Iterable[int] | NDArray[np.integer]) -> None:
-        """Write values after those already there."""
+        """Write values after those already there; raise an OSError if the disk is full, or fails."""
         array = np.asarray(values if isinstance(values, np.ndarray) else list(values), self._dtype)
         self._file.write(array.tobytes())
         self._length += len(array)
 
     def close(self) -> None:
-        """Write the final header and wait until the disk has the file."""
+        """Write the final header, wait until the disk has the file, and close it; raise an OSError if that fails."""
         with self._file:
             self._file.seek(0)
             self._write_header()
@@ -122,7 +122,10 @@ class StringsWriter:
             self._starts.append([0])
 
     def append(self, values: Iterable[str]) -> None:
-        """Write strings after those already there."""
+        """Write strings after those already there.
+
+        Raise an OSError if the disk is full, or fails, and a UnicodeEncodeError for a string that is not valid Unicode.
+        """
         encoded = [value.encode() for value in values]
         ends = self.end + np.cumsum([len(value) for value in encoded], dtype=np.int64)
         self._blob.append(np.frombuffer(b"".join(encoded), np.uint8))
@@ -130,12 +133,12 @@ class StringsWriter:
         self.end = int(ends[-1]) if len(ends) else self.end
 
     def sync(self) -> None:
-        """Wait until the disk has everything written so far."""
+        """Wait until the disk has everything written so far; raise an OSError if it is full, or fails."""
         self._blob.sync()
         self._starts.sync()
 
     def close(self) -> None:
-        """Finish both files, even if one fails."""
+        """Finish and close both files, even if one raises an OSError, which is raised then."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._starts.close)
             stack.callback(self._blob.close)
@@ -190,7 +193,7 @@ class BadRowsWriter(_Appended):
         self.size = size
 
     def append(self, rows: Iterable[BadRow]) -> None:
-        """Write rows after those already there, as JSON, one a line."""
+        """Write rows after those already there, as JSON, one a line; raise an OSError if the disk is full, or fails."""
         for row in rows:
             facts = {"where": row.where, "line": row.line, "reason": row.reason, "detail": row.detail}
             facts |= {"remedy": row.remedy} if row.remedy else {}
@@ -198,7 +201,7 @@ class BadRowsWriter(_Appended):
             self.size += self._file.write(line.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
-        """Finish the file, and remove it if it has no row."""
+        """Finish the file, and remove it if it has no row; raise an OSError if the disk is full, or fails."""
         with self._file:
             self.sync()
         if not self.size:
@@ -206,7 +209,10 @@ class BadRowsWriter(_Appended):
 
 
 def first_bad_rows(columns: Path, most: int) -> tuple[BadRow, ...]:
-    """Return the first rows that an index left out, at most `most`, from its folder of columns; () if it left none."""
+    """Return the first rows that an index left out, at most `most`, from its folder of columns; () if it left none.
+
+    Raise an OSError if the list cannot be read, and a ValueError or TypeError if it is damaged.
+    """
     try:
         with (columns / BAD_ROWS).open(encoding="utf-8") as file:
             return tuple(BadRow(**json.loads(line)) for line in islice(file, most))
@@ -217,7 +223,8 @@ def first_bad_rows(columns: Path, most: int) -> tuple[BadRow, ...]:
 def shown_bad_rows(columns: Path) -> str:
     """Return the first bad rows for an error: each detail once, with its count, and the first row that has it.
 
-    Return "" if there are none; details count as the same if they differ only in paths and numbers.
+    Return "" if there are none; details count as the same if they differ only in paths and numbers. Raise an
+    OSError if the list cannot be read, and a ValueError or TypeError if it is damaged.
     """
     return "; ".join(_once_each(first_bad_rows(columns, _SHOWN)))
 

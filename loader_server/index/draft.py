@@ -104,7 +104,8 @@ class Draft:
     def write(self, part: Probed) -> None:
         """Append the rows of the next piece, good and bad, and count them in the journal in memory.
 
-        Raise a DataError, counting nothing, if its fields differ from those before, or there are too many columns.
+        Raise a DataError, counting nothing, if its fields differ from those before, or there are too many columns, and
+        an OSError if the disk is full, or fails.
         """
         found, before = part.found, self.journal
         if len(found.rows):
@@ -122,7 +123,10 @@ class Draft:
         )
 
     def _append(self, part: Probed) -> None:
-        """Append a piece that has rows; raise a DataError if its fields differ, or if there are too many columns."""
+        """Append a piece that has rows; raise a DataError if its fields differ, or if there are too many columns.
+
+        Raise an OSError if the disk is full, or fails.
+        """
         found = part.found
         if not self.journal.samples:
             self._begin_columns(part)
@@ -138,7 +142,7 @@ class Draft:
     def _begin_columns(self, part: Probed) -> None:
         """Open the columns of the first piece with rows; every later piece has the same.
 
-        Raise a DataError if there are too many.
+        Raise a DataError if there are too many, and an OSError if their files cannot be made.
         """
         numbers, ends = tuple(part.found.numbers), dict.fromkeys(part.found.strings, 0)
         self.journal = replace(self.journal, numbers=numbers, ends=ends, fields=part.fields)
@@ -168,7 +172,10 @@ class Draft:
         return (self._bad, *self._numbers.values(), *self._strings.values(), *self._measured.values())
 
     def keep(self) -> None:
-        """Make all whole pieces survive a crash: sync the files, then replace the journal."""
+        """Make all whole pieces survive a crash: sync the files, then replace the journal.
+
+        Raise an OSError if the disk is full, or fails; the journal then stays as it was.
+        """
         # This order: a journal must never count bytes that the disk may not have.
         for writer in self._writers:
             writer.sync()
@@ -178,7 +185,7 @@ class Draft:
             file.write(json.dumps(asdict(self.journal)).encode())
 
     def close(self) -> None:
-        """Finish and close all files, even if one fails; closing again does nothing."""
+        """Finish and close all files, even if one fails, whose OSError is raised; closing again does nothing."""
         # Marked first: if a writer fails, a second close must not write into files that are closed.
         writers, self._closed = self._writers, True
         with contextlib.ExitStack() as stack:
@@ -186,7 +193,10 @@ class Draft:
                 stack.callback(writer.close)
 
     def commit(self, meta: Meta) -> None:
-        """Make the columns the index, replacing the present one: sync them, and replace `meta.json` by this one."""
+        """Make the columns the index, replacing the present one: sync their names, and replace `meta.json` by this one.
+
+        The files have to be closed before. Raise an OSError if the disk is full, or fails.
+        """
         draft, index = self.folder / "meta.json", self.folder.parent
         # With a journal in its folder the index would look like a draft: the next indexer would resume it, and write
         # into columns that workers have mapped. A killed indexer may have left the other two.
@@ -199,21 +209,33 @@ class Draft:
         sync_folder(index)
 
     def keep_bad_rows(self) -> Path:
-        """Keep the list of bad rows beside the index, for people who mend refused data; return its path."""
+        """Keep the list of bad rows beside the index, for people who mend refused data; return its path.
+
+        Raise an OSError if there is no list, or it cannot be moved.
+        """
         return (self.folder / BAD_ROWS).replace(self.folder.parent / _REFUSED)
 
     # --- what is in the files, once they are closed ---
 
     def numbers(self) -> dict[str, NDArray[np.int64]]:
-        """Return the source's own columns of numbers, by name, mapped from their files."""
+        """Return the source's own columns of numbers, by name, mapped from their files; maybe none.
+
+        Raise an OSError or ValueError as `mapped` does.
+        """
         return {name: mapped(self.folder / file_of(name)).view(np.int64) for name in self.journal.numbers}
 
     def strings(self) -> dict[str, Any]:
-        """Return the source's columns of strings, by name, over their mapped files."""
+        """Return the source's columns of strings, by name, over their mapped files; maybe none.
+
+        Raise an OSError or ValueError as `mapped` does.
+        """
         return {name: open_strings(self.folder, name) for name in self.journal.ends}
 
     def measured(self, key: str) -> NDArray[np.int64]:
-        """Return the measured lengths of one key, one a sample, mapped from their file."""
+        """Return the measured lengths of one key, one a sample, mapped from their file.
+
+        Raise a ValueError if they were not measured or the file is damaged, and an OSError if it cannot be opened.
+        """
         return mapped(self.folder / f"measured_{self.journal.measured.index(key)}.npy").view(np.int64)
 
 
@@ -222,7 +244,8 @@ def open_draft(folder: Path, made_from: str, piece_rows: int) -> Iterator[Draft]
     """Open the draft that a killed indexer of the same things left, or a new one, while the block lasts.
 
     It is removed if the data are refused (a StokerError) or the block does not commit it, and kept for the next try if
-    the work is interrupted after a whole piece and `made_from` is known. Errors of the block are raised again.
+    the work is interrupted after a whole piece and `made_from` is known. Errors of the block are raised again,
+    and an OSError if the draft cannot be made, finished or kept.
     """
     kept = None
     draft = (_resumed(folder, made_from, piece_rows) if made_from else None) or _new(folder, made_from, piece_rows)
@@ -293,7 +316,8 @@ def _sweep(folder: Path, keep: Path | None) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of the folder's only indexer while the block lasts; a new folder that stays empty is removed.
 
-    Raise a DataError if another indexer has the lock, and a MachineError if a link or the like is in its file's place.
+    Raise a DataError if another indexer has the lock, a MachineError if a link or the like is in its file's place, and
+    an OSError if the folder cannot be made or written, or has no locks.
     """
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -312,7 +336,8 @@ def locked(folder: Path) -> Iterator[None]:
 def _lock(path: Path) -> int:
     """Return a descriptor with an exclusive lock; its owner unlinks the file before closing it.
 
-    Raise a DataError if another indexer has the lock, and a MachineError if a link or the like is in the file's place.
+    Raise a DataError if another indexer has the lock, a MachineError if a link or the like is in the file's place, and
+    an OSError if it cannot be opened, or has no locks.
     """
     while True:
         handle = open_own(path, os.O_RDWR | os.O_CREAT)

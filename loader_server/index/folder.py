@@ -249,7 +249,10 @@ def _damaged(folder: Path, error: Exception) -> DataError:
 
 
 def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> str:
-    """Return the fingerprint of all columns except `local` ones, so that copies of a data set share it."""
+    """Return the fingerprint of all columns except `local` ones, so that copies of a data set share it.
+
+    Raise an OSError if a column cannot be opened, and a ValueError if one is damaged.
+    """
     # Sorted, because a file system lists names in an order of its own.
     files = sorted(file for file in columns.glob("*.npy") if file.name.removesuffix(".npy") not in local)
     parts = (part for file in files for part in (file.name, mapped(file).view(np.uint8).data))

@@ -53,7 +53,7 @@ class OpenedSource:
         """Return the lengths after a chain, by key, of the samples from `start` to before `stop`.
 
         Raise a DataError if they have to be measured and the index has those of another chain; raise a SettingsError if
-        the transforms lack a value that lengths are computed from.
+        the transforms lack a value that lengths are computed from, or a rule gives no whole numbers.
         """
         if chain.measured:
             return {key: column[start:stop] for key, column in self.index.measured_lengths(chain).items()}
@@ -86,7 +86,10 @@ class OpenedSource:
 
 
 class SourceSet:
-    """All samples of a stream, from one source or several; `cut` describes how recordings are cut, if they are."""
+    """All samples of a stream, from one source or several; `cut` describes how recordings are cut, if they are.
+
+    Making it raises DataError if members have a field of the same key with another dtype or shape.
+    """
 
     def __init__(self, opened: Sequence[OpenedSource], cut: str = "") -> None:
         #: The sources, in order.
@@ -182,8 +185,8 @@ class SourceSet:
         """Transform the first sample of each member of a mixture, to find members that lack a value.
 
         Raise a SettingsError that names a member if a transform needs a value that others have and it lacks, and a
-        ReadError if a first sample cannot be read. A sample that cannot be used for another reason is passed over, and
-        a single source is not tried.
+        ReadError if a first sample cannot be read, or a transform cannot read what it needs. A sample that cannot be
+        used for another reason is passed over, and a single source is not tried.
         """
         samples = [member.first_sample() for member in self.opened] if len(self.opened) > 1 else []
         for member, sample in zip(self.opened, samples, strict=False):
@@ -199,7 +202,7 @@ class SourceSet:
         """Return the key's lengths, after a bound chain, of the samples from `start` to before `stop`.
 
         Raise a DataError if they have to be measured and an index has those of another chain, and a SettingsError if
-        the transforms lack a value that lengths are computed from.
+        the transforms lack a value that lengths are computed from, or a rule gives no whole numbers.
         """
         pieces = [member.lengths(chain, *own)[key] for member, own in self._between(start, stop)]
         return _together(pieces, np.int64)
@@ -262,7 +265,10 @@ def _together(pieces: Sequence[NDArray[_T]], kind: type[_T]) -> NDArray[_T]:
 
 
 class JoinedSource(Source):
-    """Several sources as one, one after another."""
+    """Several sources as one, one after another.
+
+    Making it raises DataError if members have a field of the same key with another dtype or shape.
+    """
 
     def __init__(self, opened: Sequence[OpenedSource]) -> None:
         super().__init__(None, opened[0].source.base)
@@ -353,7 +359,7 @@ class JoinedSource(Source):
         return np.concatenate(unread) if unread else samples
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Gather member by member into separate arrays, and from there into their rows."""
+        """Gather member by member into separate arrays, and from there into their rows; their errors pass through."""
         for place, rows, own in self._by_member(samples):
             gather_rows(self._sources[place], own, rows, out)
 

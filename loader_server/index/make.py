@@ -51,7 +51,7 @@ def make_index(request: IndexRequest) -> IndexReport:
 
     Raise a DataError if the data are refused, lengths have to be measured and no sample can be read, a process died, or
     another indexer is at work in the folder; raise a MachineError if the disk is full or the machine failed, and a
-    SettingsError if a transform lacks a length that it needs.
+    SettingsError if a transform lacks a length that it needs. Other OSErrors and errors of the source pass through.
     """
     request.refuse_measuring()
     with _noticing_no_room(request.folder), contextlib.closing(request.source), locked(request.folder):
@@ -82,7 +82,7 @@ def unchanged_index(request: IndexRequest) -> IndexReport | None:
     """Return the report on the present index if a new one would be the same; None if not, or if that is unknown.
 
     Return None also if there is no whole index, or if the data would be refused for their bad rows now. Raise a
-    DataError if the data lose too many letters.
+    DataError if the data lose too many letters; other errors of the source pass through.
     """
     try:
         index = open_index(request.folder)
@@ -101,7 +101,7 @@ def unchanged_index(request: IndexRequest) -> IndexReport | None:
 def _count_letters(request: IndexRequest, indexed: Callable[[], Indexed], columns: Path) -> LettersReport | None:
     """Return what the chain does to letters, or None if it drops none; raise a DataError if the data lose too many.
 
-    The source is opened only if it has texts that were not counted before.
+    The source is opened only if it has texts that were not counted before; its errors pass through.
     """
     source = request.source
 
@@ -152,8 +152,8 @@ class _Indexer:
         """Write all pieces from where the draft ends, and make them durable every `keep_s`.
 
         Raise a DataError if too many rows are bad, none is good, indexing is strict and a row is bad, fields differ
-        between samples, or a process died. Errors of probing are passed on. Nothing is made durable on the way if
-        changes of the data would go unnoticed.
+        between samples, or a process died. Errors of probing and of the disk are passed on. Nothing is made durable on
+        the way if changes of the data would go unnoticed.
         """
         request, draft, total = self.request, self.draft, self.inventory.total
         rows = draft.journal.piece_rows
@@ -201,7 +201,10 @@ class _Indexer:
             raise self._too_bad("only good rows, as --strict asks", "mend them, or leave --strict out")
 
     def _too_bad(self, expected: str, remedy: str) -> DataError:
-        """Return the error for refused data, with counts by reason, the first bad rows, and the file that lists all."""
+        """Return the error for refused data, with counts by reason, the first bad rows, and the file that lists all.
+
+        Raise an OSError if the list of bad rows cannot be written, read or moved.
+        """
         draft, inventory = self.draft, self.inventory
         draft.close()  # which writes out the bad rows that are shown below
         bad, rows = draft.journal.bad, draft.journal.rows
@@ -234,7 +237,10 @@ class _Indexer:
     # --- what the index says of itself, once all is written ---
 
     def indexed(self) -> Indexed:
-        """Return what the index knows, for opening the source; this closes the draft's files."""
+        """Return what the index knows, for opening the source; this closes the draft's files.
+
+        Raise an OSError if the disk is full, or fails; errors of the source pass through.
+        """
         draft, inventory = self.draft, self.inventory
         draft.close()
         return Indexed(
@@ -247,7 +253,11 @@ class _Indexer:
         )
 
     def meta(self) -> Meta:
-        """Return the content of `meta.json` for the finished draft, whose files this closes."""
+        """Return the content of `meta.json` for the finished draft, whose files this closes.
+
+        Raise a SettingsError if a transform lacks a length that it needs, and an OSError if the disk is full, or
+        fails; errors of the source pass through.
+        """
         request, source, journal = self.request, self.request.source, self.draft.journal
         indexed, chain = self.indexed(), self.request.measured_chain
         return Meta(

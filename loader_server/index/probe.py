@@ -198,6 +198,7 @@ def probe_in_order(
         BrokenProcessPool: A process died.
         DataError: Fields differ between samples of a piece, or (ReadError) a sample cannot be read.
         MachineError: Memory or descriptors ran out.
+        SettingsError: A transform's rule asks for a length that is missing.
 
     """
     order = _ProbeOrder(spec=request.spec, origin=inventory.origin, about=inventory.about, chain=request.tried_chain)

@@ -195,7 +195,10 @@ class IndexReport:
 
 
 def report_of(folder: Path, meta: Meta) -> IndexReport:
-    """Return the report on the index of a folder, with its first `_REPORTED_BAD_ROWS` bad rows; no letters or rates."""
+    """Return the report on the index of a folder, with its first `_REPORTED_BAD_ROWS` bad rows; no letters or rates.
+
+    Raise an OSError if the list of bad rows cannot be read, and a ValueError or TypeError if it is damaged.
+    """
     columns = folder / meta.folder
     return IndexReport(
         folder=folder,
@@ -211,7 +214,8 @@ def letters_report(chain: Chain, columns: Path, opened: Callable[[], Source] | N
     """Return the effect of a chain on the letters of an index's samples; None if the chain drops none.
 
     Letters that were not counted for this alphabet before are counted now, in the source that `opened` gives. The
-    report says why there are no counts if a user's transform comes first, or if the source has no texts at hand.
+    report says why there are no counts if a user's transform comes first, or if the source has no texts at hand. Errors
+    of the source pass through.
     """
     found = counting_step(chain)
     if found is None:

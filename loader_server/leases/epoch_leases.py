@@ -77,7 +77,10 @@ class EpochLeases:
             self._open -= before.is_open
 
     def next(self) -> int | None:
-        """Return the number to lease next, the lowest given back or else a fresh one; None if there is none."""
+        """Return the number to lease next, the lowest given back or else a fresh one; None if there is none.
+
+        The caller leases it with `put`; the same number is returned until then.
+        """
         # What was given back goes first, or stragglers would hold up the end of the epoch.
         while self._returned:
             number = self._returned[0]
@@ -92,6 +95,6 @@ class EpochLeases:
     def missing(self) -> tuple[int, ...]:
         """Return the numbers below `fresh` that are not settled, in order, each as the distance to the one before.
 
-        The first is given as its distance to 0.
+        The first is given as its distance to 0. Empty if no number is out.
         """
         return tuple(after - before for before, after in pairwise((0, *sorted(self.out))))

@@ -67,16 +67,19 @@ class EvaluationTable(LeaseTable):
     # --- what survives ---
 
     def recover(self, fact: LeaseFact) -> None:
-        """Apply a fact, from the journal or new."""
+        """Apply a fact, from the journal or new: sums replace those here, the others as `LeaseTable.recover` does.
+
+        Raise a KeyError if it closes an epoch that is not under way.
+        """
         if isinstance(fact, StatesSummed):
             self.summed, self._sums = fact.batches, np.frombuffer(base64.b64decode(fact.sums), _FLOAT64)
         else:
             super().recover(fact)
 
     def incomplete(self) -> list[int]:
-        """Return the epochs of which facts are missing.
+        """Return the epochs of which facts are missing; empty if none are.
 
-        Epoch 0 counts as well if the sums are over another number of batches than is done.
+        If no epoch lacks any, it is epoch 0 if the sums are over another number of batches than is done.
         """
         done = sum(epoch.fresh - len(epoch.out) for epoch in self.epochs.values()) - len(self.dead)
         return super().incomplete() or ([0] if done != self.summed else [])
@@ -86,7 +89,7 @@ class EvaluationTable(LeaseTable):
         self._keep(StatesSummed(*self._name, self.summed, sums))
 
     def forgotten(self) -> Iterator[LeaseFact]:
-        """Yield the facts that undo every fact about this table, because it is dropped."""
+        """Yield the facts that undo every fact about this table, because it is dropped; apply none of them."""
         yield from self._undo_epochs()
         yield from (NumberDone(*self._name, at, number) for at, number in self.dead)
         yield TableForgotten(*self._name)
@@ -95,17 +98,22 @@ class EvaluationTable(LeaseTable):
     # --- what trainers say ---
 
     def begin_anew(self, incarnation: int, serial: int) -> None:
-        """Forget everything that is done, for the first trainer after all others have left, in another generation."""
+        """Begin another generation, in which nothing is done or summed, for the request of this incarnation and serial.
+
+        Trainers lose their leases and are called: that all have left, the caller looks. Raise a KeyError if epoch 0 is
+        not under way.
+        """
         batches = {at: epoch.batches for at, epoch in self.epochs.items()}
         self.rewind(DoneSet((EpochDone(0, 0, ()),)), batches, incarnation, serial)
         self.summed, self._sums = 0, np.zeros(0)
         self._keep_sums()
 
     def report(self, outcomes: Outcomes, now_s: float) -> Leases | None:
-        """Take in what became of leases, with the states of finished batches, and answer with the sums.
+        """Take in what became of leases, lease more as `LeaseTable.report` does, and answer with a piece of the sums.
 
-        The sums are empty until all batches are settled, and left out if the report has no states. Return None if the
-        trainer has reported with a later serial already.
+        Finished batches count only if their states are complete and fit. The sums are empty until all batches are
+        settled or if none are asked for, and left out if the report has no states. Return None if the trainer has
+        reported with a later serial already.
         """
         answer = super().report(outcomes, now_s)
         if answer is None or outcomes.states is None:
@@ -115,8 +123,8 @@ class EvaluationTable(LeaseTable):
     def _answer(self, asked: MetricStates, *, lost: bool) -> MetricSums:
         """Return a piece of the sums, which is empty until all batches are settled, or if none was asked for.
 
-        With it come whether the sender's last report was dropped (`lost`), and how many batches are summed and given
-        up.
+        With it come whether the sender's last report was dropped (`lost`), whether all batches are settled, and how
+        many are summed and given up.
         """
         # The first trainer that finds nothing left to lease would take earlier sums for the whole.
         content = b""
@@ -140,8 +148,8 @@ class EvaluationTable(LeaseTable):
     def _joined(self, outcomes: Outcomes) -> list[NDArray[np.float64]] | None:
         """Return the states of each finished lease; None if only a piece came, or states that do not fit.
 
-        A piece is kept for the rest to come. Return None as well if the beginning of the states was lost with a
-        restart: then the sender is noted as `lost`.
+        A piece that comes without finished leases is kept for the rest to come. Return None as well if the report has
+        no states, or their beginning was lost with a restart: then the sender is noted as `lost`.
         """
         states, incarnation = outcomes.states, outcomes.incarnation
         before = self._pieces.pop(incarnation, b"")
@@ -174,7 +182,7 @@ class EvaluationTable(LeaseTable):
         return is_first
 
     def leave(self, incarnation: int) -> None:
-        """Forget a trainer that is gone, with the pieces that it sent, and give back its leases."""
+        """Forget a trainer that is gone, with the pieces that it sent, and give back its leases, if it has any."""
         self._pieces.pop(incarnation, None)
         self._lost.discard(incarnation)
         super().leave(incarnation)
@@ -203,7 +211,7 @@ class Evaluations:
         self._keep = keep
 
     def enter(self, outcomes: Outcomes) -> EvaluationTable | None:
-        """Return the lease table of the evaluation in a message, moving its sender there; None if there is no room.
+        """Return the lease table of the evaluation in a message with states; None if there is no room for another one.
 
         A sender that is new to the table leaves all other evaluations of the stream, even if there is no room. A
         settled evaluation that everybody has left is begun anew for a sender that has no generation yet.
@@ -240,7 +248,7 @@ class Evaluations:
         ]
 
     def report_of(self, stream: str) -> Iterator[dict[str, Any]]:
-        """Yield the progress of each evaluation of a stream, the newest last."""
+        """Yield the progress of each evaluation of a stream, the newest last; `batches` is None before it has any."""
         for table in self._of(stream):
             epoch = next(iter(table.epochs.values()), None)
             yield {

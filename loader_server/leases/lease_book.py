@@ -151,7 +151,7 @@ class LeaseBook:
         self._mark = BookMark(fact.identity, fact.revision)
 
     def keep(self, fact: LeaseFact) -> None:
-        """Write a fact to the journal; the next answer gets a new revision."""
+        """Write a fact to the journal, so that the next `advance` returns a new revision."""
         self._is_changed = True
         self._keep_fact(fact)
 
@@ -168,7 +168,7 @@ class LeaseBook:
         return self._mark
 
     def renew(self) -> None:
-        """Draw another identity, because the journal has lost some of this book."""
+        """Draw another identity and write it to the journal, which has lost some of this book; the revision stays."""
         # A trainer whose last mark is older than the loss cannot notice it by the revision; by the identity it can.
         self._move_to(BookMark(self._draw(), self._mark.revision))
 

@@ -102,7 +102,7 @@ class LeaseTable:
     # --- what survives ---
 
     def recover(self, fact: LeaseFact) -> None:
-        """Apply a fact, from the journal or new, in any order."""
+        """Apply a fact, from the journal or new, in any order; raise a KeyError for closing an epoch not under way."""
         match fact:
             case TableRewound():
                 self.generation, self.rewound_by = fact.generation, (fact.incarnation, fact.serial)
@@ -136,11 +136,11 @@ class LeaseTable:
             self.epochs[at].remove(number)
 
     def incomplete(self) -> list[int]:
-        """Return the epochs in which, after recovery, another number of batches is out than their facts say."""
+        """Return the epochs in which, after recovery, another count of numbers is out than was kept; empty if none."""
         return [at for at, epoch in self.epochs.items() if len(epoch.out) != self._kept_out.get(at)]
 
     def take_up(self, now_s: float) -> None:
-        """Start after all facts are recovered: trainers that had leases get time to be heard again."""
+        """Start after all facts are recovered: trainers have their leases again, and time to be heard again."""
         for at, epoch in sorted(self.epochs.items()):
             for number, out in sorted(epoch.out.items()):
                 if out.holder:
@@ -206,7 +206,10 @@ class LeaseTable:
         return self.trainers.setdefault(incarnation, LeaseTrainer(now_s))
 
     def _settle(self, outcomes: Outcomes, trainer: LeaseTrainer, now_s: float) -> None:
-        """Apply a report: what is done, failed and given back; what does not count only raises a counter."""
+        """Apply a report: what is done, failed and given back; what does not count only raises a counter.
+
+        The time for which finished batches were in hand changes the deadline of further ones.
+        """
         # Only the time since the consumer took the batch counts, or slow loaders would make a trainer look slow. Of
         # several batches at once each gets an equal share.
         if trainer.in_hand and outcomes.done and trainer.is_at(outcomes.done[0]):
@@ -272,7 +275,7 @@ class LeaseTable:
     # --- leasing ---
 
     def _lease(self, outcomes: Outcomes, trainer: LeaseTrainer) -> None:
-        """Lease the trainer as many numbers as it asked for and may have, of epochs before the one that it names."""
+        """Lease numbers of epochs before the one it names, up to what it wants and may have; note if it is hungry."""
         wanted = min(outcomes.wanted, MOST_LEASES)
         while len(trainer.leases) < wanted and sum(len(epoch.out) for epoch in self.epochs.values()) < _MOST_OUT:
             at = self._epoch_with_work(outcomes.before)
@@ -360,7 +363,7 @@ class LeaseTable:
             holder.leases.pop(key, None)
 
     def _burn(self, key: Key, out: OutNumber, reason: str) -> None:
-        """Count a failed try; after the last one the number is given up."""
+        """Take a number from its holder for a failed try: it can be leased again or, after the last, is given up."""
         self._release(key, out)
         self.counts.add_reason(reason)
         dead = out.failures + 1 >= self.settings.rules.tries
@@ -371,7 +374,7 @@ class LeaseTable:
         self._is_news_for_hungry = True
 
     def _give_back(self, key: Key) -> None:
-        """Make a number leasable again without counting a try."""
+        """Take a number, which must be out, from its holder, and make it leasable again without counting a try."""
         # No try: machines that are taken away would have healthy batches given up.
         out = self.epochs[key[0]].out[key[1]]
         self._release(key, out)
@@ -387,7 +390,7 @@ class LeaseTable:
         trainer.called = True
 
     def call_all(self) -> None:
-        """Call every trainer, because the leases of all are void."""
+        """Note that every trainer has to be called, because its leases are void; they are not dropped here."""
         for incarnation, trainer in self.trainers.items():
             self._call(incarnation, trainer)
 
@@ -460,7 +463,8 @@ class LeaseTable:
     def rewind(self, done: DoneSet, batches: dict[int, int], incarnation: int, serial: int) -> None:
         """Begin another generation in which exactly `done` is settled; `batches` are the sizes of its epochs.
 
-        All trainers lose their leases, and are called.
+        All trainers lose their leases, and are called. `incarnation` and `serial` are kept in `rewound_by`. Raise a
+        KeyError if `batches` lacks an epoch; that `done` fits it, the caller checks.
         """
         for fact in self._undo_epochs():
             self._keep(fact)

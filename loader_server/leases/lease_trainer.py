@@ -72,7 +72,7 @@ class LeaseTrainer:
         return bool(self.leases) and now_s - self.since_s > deadline_s * (1 if self.in_hand else _HOLDS)
 
     def lose_all(self) -> None:
-        """Drop all leases, which are void."""
+        """Drop all leases, which are void; nothing counts as in hand any more."""
         self.leases.clear()
         self.in_hand, self.at_head = False, None
 

@@ -77,7 +77,7 @@ class Nursling:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill it, without waiting for its end; do nothing if it has ended."""
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
@@ -209,7 +209,10 @@ class Asker:
 
 
 class OwnedNursery(Asker):
-    """A nursery that is a child of this process; select it like a file to learn of its end."""
+    """A nursery that is a child of this process; select it like a file to learn of its end.
+
+    Making it raises OSError if no descriptor is left for its handle.
+    """
 
     def __init__(self, opened: socket.socket, pid: int) -> None:
         super().__init__(opened, pid)
@@ -231,7 +234,8 @@ class OwnedNursery(Asker):
     def hear_ready(self) -> bool:
         """Receive its first message; return whether that says that it is ready.
 
-        Return False if it sent something else, or has hung up.
+        Return False if it sent something else, or has hung up. Raise TimeoutError if nothing comes within half a
+        minute.
         """
         with contextlib.suppress(ConnectionError):
             return self._socket.recv(len(READY)) == READY
@@ -259,7 +263,7 @@ class OwnedNursery(Asker):
         self._reap()
 
     def kill(self) -> None:
-        """Kill it, without waiting for its end."""
+        """Kill it, without waiting for its end; not to be called once its end is known."""
         signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _reap(self) -> None:

@@ -73,7 +73,8 @@ class Child:
     def start(self, nursery: Asker, within_s: float = math.inf) -> None:
         """Start the process, to be killed if it is not ready within this time.
 
-        Raise MachineError if the system has no room for it, or the nursery is gone or does not answer in time.
+        Raise MachineError if the system has no room for it, or the nursery is gone, refuses the request or does not
+        answer in time, or if waiting is interrupted because this process has to end.
         """
         try:
             reading, writing = os.pipe()
@@ -100,7 +101,10 @@ class Child:
         return self.process.pid if self.process is not None else 0
 
     def descriptors(self) -> Iterator[int]:
-        """Yield the descriptors to poll: one is readable once there is something to do."""
+        """Yield the descriptors to poll: one is readable once there is something to do.
+
+        Yield none if it has neither a process nor reports to come.
+        """
         if self._pipe >= 0:
             yield self._pipe
         if self.process is not None:
@@ -170,7 +174,8 @@ class Child:
     def reap(self) -> bool:
         """Wait for a child that was told to end, and kill it when its time is up; return whether that was needed.
 
-        Return False if it has no process.
+        Return False if it has no process. A killed child is waited for at most 5 s more. It must have been told to end,
+        which nothing checks.
         """
         if self.process is None:
             return False

@@ -71,7 +71,8 @@ class Doors:
     def watch(self, name: str, router: zmq.Socket[bytes]) -> None:
         """Watch a bound ROUTER, counting its connections by this name.
 
-        Raise AssertionError if nothing in this process listens at its port.
+        Raise AssertionError if nothing in this process listens at its port, ValueError if the ROUTER is not bound to a
+        port, or OSError if no descriptor is left to find its listening socket with.
         """
         port = port_of(router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._ports[port] = name
@@ -88,7 +89,10 @@ class Doors:
         return [fd for fd, port in descriptors_by_port() if port in self._ports]
 
     def count_connections(self) -> dict[str, int]:
-        """Return how many connections each port has, by its name; may be called from any thread."""
+        """Return how many connections each port has, by its name; may be called from any thread.
+
+        Raise OSError if no descriptor is left to list them with.
+        """
         counts = Counter(port for _, port in descriptors_by_port())
         # Less the listening socket and our duplicate of it.
         return {name: counts[port] - 2 for port, name in self._ports.items()}
@@ -145,7 +149,10 @@ class Doors:
 
 
 def _hold_listener(port: int) -> posix.socket:
-    """Return a duplicate of the socket on which libzmq listens at this port; raise AssertionError if there is none."""
+    """Return a duplicate of the socket on which libzmq listens at this port.
+
+    Raise AssertionError if there is none, or OSError if no descriptor is left to find or duplicate it.
+    """
     # libzmq does not hand out its listening socket, so it is found by its port. A duplicate is the same socket to the
     # kernel, so a filter that is set on it holds.
     for fd, at in descriptors_by_port():

@@ -37,7 +37,9 @@ _FILES = (
 def free_room() -> Room:
     """Return what this process may still take under all limits that apply to it.
 
-    Return no memory and no descriptors if the kernel's files cannot be read for want of either.
+    Return no memory and no descriptors if one of the kernel's files is there but cannot be read, such as for want of
+    either; missing or forbidden files of control groups set no limit. Raise ValueError if a control group's file holds
+    no number.
     """
     try:
         return Room(memory=_free_memory(), descriptors=_free_descriptors())
@@ -49,7 +51,8 @@ def free_room() -> Room:
 def _free_memory() -> int:
     """Return the smallest number of bytes that the system, each control group and our own limits leave.
 
-    Raise OSError if a file cannot be read although it is there and may be read, such as for want of descriptors.
+    Raise OSError if a file cannot be read although it is there and may be read, such as for want of descriptors. Raise
+    ValueError if a control group's file holds no number. Without `/proc/meminfo` the system leaves 0.
     """
     sizes = [int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in _read(_PROC / "self/statm").split()]
     own = [_left_of(resource.RLIMIT_AS, sizes[0]), _left_of(resource.RLIMIT_DATA, sizes[5])]
@@ -69,9 +72,10 @@ def _left_in_groups() -> int:
 
 
 def _left_in(folder: Path) -> int:
-    """Return the bytes that a control group may still take; unlimited if it has neither version's files.
+    """Return the bytes that a control group may still take; unlimited unless a version has limit and use.
 
-    Raise OSError if a file cannot be read although it is there and may be read, such as for want of descriptors.
+    Raise OSError if a file cannot be read although it is there and may be read, such as for want of descriptors. Raise
+    ValueError if a file holds no number.
     """
     for names in _FILES:
         limit, used, stat = (_read(folder / name) for name in names)
@@ -83,7 +87,8 @@ def _left_in(folder: Path) -> int:
 def _free_descriptors() -> int:
     """Return how many descriptors this process may still open: the smaller of what it and the whole system have left.
 
-    Raise OSError if the kernel's lists cannot be read, such as for want of descriptors.
+    Raise OSError if this process's descriptors cannot be listed, or if the system's numbers are there but cannot be
+    read, such as for want of descriptors; missing numbers set no limit.
     """
     own = _left_of(resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - numbers, not paths
     taken, unused, most = map(int, (_read(_PROC / "sys/fs/file-nr") or f"0 0 {UNLIMITED}").split())

@@ -17,7 +17,10 @@ __all__ = ["write_graph", "write_synced"]
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file atomically: it is there whole, or not at all; create the folders above it."""
+    """Write a file atomically: it is there whole, or not at all; create the folders above it.
+
+    Raise an OSError if a folder or the file cannot be written; a former file of this name then stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(content)

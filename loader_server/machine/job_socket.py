@@ -62,12 +62,16 @@ class Caller:
         self.answer(error=error.words())
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up without an answer."""
         self._connection.close()
 
 
 class JobSocket:
-    """The listening socket of one job."""
+    """The listening socket of one job.
+
+    Making it replaces what an earlier process left, and raises OSError if the state folder cannot be opened or written
+    to, or its file system has no sockets.
+    """
 
     def __init__(self, state: Path) -> None:
         self._path = state / _NAME
@@ -96,7 +100,7 @@ class JobSocket:
             yield Caller(connection)
 
     def close(self) -> None:
-        """Close the socket and remove its file."""
+        """Close the socket and remove its file, if it is still there; raise OSError if it cannot be removed."""
         self._listener.close()
         self._path.unlink(missing_ok=True)
 
@@ -144,7 +148,10 @@ def ask_machine(state: Path, *, timeout_s: float = math.inf, **request: Any) -> 
 
 
 def _receive(connection: socket.socket, timeout_s: float) -> bytes:
-    """Return the answer, empty if the other side hung up; raise TimeoutError if none comes in time."""
+    """Return the answer, empty if the other side hung up; raise TimeoutError if none comes in time.
+
+    Other errors of the socket pass through.
+    """
     # In waits of half a second, because Python misses a signal that arrives just as it begins to wait (see
     # shared.commands), and the answer may take as long as trainers take to leave.
     until_s = time.monotonic() + timeout_s

@@ -29,7 +29,8 @@ _DEAD_S = 60.0
 def probes_of(supervisor: Supervisor) -> Probes:
     """Return the answers to probes of the machine: whether it lives, and whether it is ready.
 
-    It lives while the supervisor's loop has turned within the last minute, and is ready while all its processes are.
+    It lives while the supervisor's loop has turned within the last minute, and is ready while all its processes are. It
+    is not ready before it has any, while it is ending, or while the loop stands still.
     """
     return Probes(
         lambda now_s: dead(supervisor.turned_s, _DEAD_S, now_s),
@@ -65,8 +66,8 @@ def _unready(supervisor: Supervisor, now_s: float) -> str:
 def _ask(address: str) -> str:
     """Return why a process of the machine is not ready; empty if it is.
 
-    That is the reason that it gives itself, "starting" if it refuses the connection, and "loop" if it does not answer
-    in time or gives an unknown reason.
+    That is the reason that it gives itself, "starting" if it refuses or drops the connection, and "loop" if it does not
+    answer in time or gives an unknown reason.
     """
     try:
         with urllib.request.urlopen(f"http://{address}/readyz", timeout=_ANSWER_S):

@@ -49,7 +49,10 @@ FOR_THE_OWNER = (signal.SIGINT, signal.SIGTERM)
 
 
 class Nursery(OwnedNursery):
-    """A nursery that is forked from this process; a child calls `run` with the arguments given to `start`."""
+    """A nursery that is forked from this process; a child calls `run` with the arguments given to `start`.
+
+    Making it forks, so this process must have one thread (AssertionError); raise OSError if there is no room.
+    """
 
     def __init__(self, run: Callable[[Sequence[str]], object]) -> None:
         # A fork copies locks that other threads hold, but not the threads: the child would wait for them for ever.
@@ -93,7 +96,10 @@ def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_p
 
 
 def serve_owner(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_pid: int) -> None:
-    """Report ready and be a nursery in this process, which was started for it; end the process afterwards."""
+    """Report ready and be a nursery in this process, which was started for it; end the process afterwards.
+
+    Raise OSError if the owner has hung up already.
+    """
     gc.freeze()
     owner.send(READY)
     _become(lambda: _serve(owner, run, owner_pid))
@@ -112,7 +118,10 @@ class _Forker:
         self._epoll.register(owner, select.EPOLLIN)
 
     def serve(self) -> None:
-        """Handle requests and ends of children until the owner hangs up."""
+        """Handle requests and ends of children until the owner hangs up.
+
+        Raise OSError if no descriptor is left for the handle of a child that was forked.
+        """
         while self._owner.fileno() in self._askers:
             # One event at a time, because handling it may close other descriptors; ends of children first, because a
             # child that floods us must not outlive its parent.
@@ -163,7 +172,8 @@ class _Forker:
     def _fork(self, asker: socket.socket, arguments: Sequence[str], keep: int, end: int) -> None:
         """Fork a child with these arguments, and answer with its process id and pidfd.
 
-        Answer with the error instead if there is no room for it.
+        Answer with the error instead if there is no room for it. Raise OSError if no descriptor is left for the handle
+        of a child that was forked.
         """
         try:
             asks, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -231,7 +241,10 @@ def _write_if_possible(fd: int, content: bytes) -> None:
 
 
 def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep: int, asking: int) -> None:
-    """Be a child: detach, set up signals and descriptors, and run with these arguments as a new process would."""
+    """Be a child: detach, set up signals and descriptors, and run with these arguments as a new process would.
+
+    Errors of `run` pass through.
+    """
     # In a session of its own, so that Ctrl-C from the terminal does not reach it: our owner passes that on, in good
     # order.
     os.setsid()

@@ -147,7 +147,8 @@ class NurseryKeeper:
     def look(self, now_s: float) -> None:
         """Check on the nursery and replace a dead one.
 
-        Raises MachineError if nurseries die again and again, or none can be started.
+        Raises MachineError if nurseries die again and again, or none can ever be started; for want of room it is tried
+        again every half second.
         """
         code = None if self._is_dead else self.nursery.look()
         if code is not None:

@@ -70,7 +70,8 @@ def _find_address_of_interface() -> str | None:
 def look_up(endpoint: str) -> str | None:
     """Return an endpoint with its host name resolved, or None if the name cannot be looked up now.
 
-    An endpoint that stands for all addresses is returned as it is.
+    An endpoint that stands for all addresses is returned as it is. Raise UnicodeError for a name that no host can have,
+    such as one with a part of more than 63 characters.
     """
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")

@@ -97,7 +97,8 @@ def left_in_group(limit: str, used: str, stat: str) -> int:
 def group_folders(groups: str, mounts: str) -> Iterator[tuple[str, ...]]:
     """Yield the folders that may limit memory, for each hierarchy, from the process's own group up to the mount.
 
-    `groups` and `mounts` are the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`.
+    `groups` and `mounts` are the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`. Yield none if no hierarchy of
+    memory is mounted; raise ValueError for a malformed line of `groups`.
     """
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)

@@ -221,7 +221,10 @@ class WorkerPlace:
 
 
 class JoinedJob(ServedJob):
-    """A job that is served elsewhere: this machine has workers of it, at `listen` and the ports after it."""
+    """A job that is served elsewhere: this machine has workers of it, at `listen` and the ports after it.
+
+    Making it without `listen` raises SettingsError if the coordinator's endpoint is malformed.
+    """
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.job_folder import JobFolder
 from loader_server.machine.nursery import ASKING_FD
 from loader_server.machine.nursery_keeper import NurseryKeeper
+from loader_server.machine.processes import NurseryEndedError
 from loader_server.machine.served_job import (
     END_SIGNAL,
     ServedJob,
@@ -136,17 +137,12 @@ class Supervisor:
     def start(self, folders: Sequence[JobFolder], listen: str = "") -> None:
         """Start these jobs and return when all are served, or after `stop`.
 
-        Raise StartError if one cannot be served, after ending all; SettingsError on a conflict, or for an endpoint or
-        state folder that cannot be used; or MachineError if there is no room for a process, a job's files cannot be
-        made, or nurseries die again and again.
+        Raise StartError if one cannot be served, after ending all. The caller has to close it after a SettingsError (a
+        conflict, an endpoint or state folder that cannot be used) or MachineError (no room, nurseries die again).
         """
         self._is_starting = True
         for folder in folders:
-            try:
-                self._take_in(folder, listen)
-            except MachineError:
-                if not self.is_stopping:  # stopping interrupts requests to the nursery
-                    raise
+            self._take_in(folder, listen)
         while not self.is_stopping and any(job.stage is not Stage.SERVED for job in self.jobs.values()):
             self._turn()
             if self._failure is not None and not self.is_stopping:
@@ -196,10 +192,10 @@ class Supervisor:
     # --- jobs ---
 
     def _take_in(self, folder: JobFolder, listen: str = "") -> ServedJob:
-        """Add a job and start its indexing, at once or as soon as there is a nursery; return it.
+        """Add a job, whose indexing starts in the next turn with a nursery; return it.
 
         Raise SettingsError on a conflict with another job, or for an endpoint or state folder that cannot be used, and
-        MachineError if there is no room for its process or its files.
+        MachineError if there is no room for its files.
         """
         job = make_job(folder, listen, self._command, insecure=self.settings.insecure)
         job.refuse_listening(insecure=self.settings.insecure)
@@ -216,9 +212,7 @@ class Supervisor:
                 remedy="Look at the permissions of its state folder, and at this machine's limit of open files.",
             ) from error
         # In a process of the job, even if there is nothing to index: this one must never import what a job file names.
-        if job.stage is Stage.INDEXING and self._keeper.is_ready:
-            job.indexer.start(self._keeper.nursery)
-        elif job.stage is Stage.INDEXING:
+        if job.stage is Stage.INDEXING:
             job.indexer.start_when_possible(time.monotonic())
         self.jobs[job.name] = job
         return job
@@ -343,9 +337,12 @@ class Supervisor:
             self._start_child(job, child, _READY_TIMEOUT_S if must_serve else math.inf)
 
     def _start_child(self, job: ServedJob, child: Child, within_s: float) -> None:
-        """Start a process; if that fails (no room or nursery), try again later, or give up a job not served yet."""
+        """Start a process; if there is no room, try again later, or give up a job not served yet."""
         try:
             child.start(self._keeper.nursery, within_s)
+        except NurseryEndedError:
+            # It died after this turn had looked at it: no fault of the job, and the next turn replaces it.
+            child.start_when_possible(time.monotonic())
         except MachineError as error:
             if job.stage is not Stage.SERVED:
                 self._give_up(job, StartError(**error.words()))

@@ -42,7 +42,8 @@ class Demand:
 def demand_of(report: Mapping[str, Any]) -> Demand:
     """Return a job's demand, from the report that `loader-server status` shows.
 
-    Its trainers wait if any stream is limited by its loaders; its busy workers are those that were building.
+    Its trainers wait if any stream is limited by its loaders; its busy workers are those that were building. Raise
+    KeyError if the report lacks streams, workers or what is needed of them.
     """
     return Demand(
         waits=any(stream["limit"] == "loaders" for stream in report["streams"].values()),
@@ -53,7 +54,8 @@ def demand_of(report: Mapping[str, Any]) -> Demand:
 def divide(workers: int, held: Mapping[str, int], needs: Mapping[str, int]) -> dict[str, int]:
     """Return how many workers each job gets; `held` is what each has now, and each gets at least one.
 
-    With fewer workers than jobs, more are given out than there are. Raise ValueError if there are workers, but no jobs.
+    `needs` is how many each could use; raise KeyError if it lacks a job. With fewer workers than jobs, more are given
+    out than there are. Raise ValueError if there are workers, but no jobs.
     """
     shares = dict.fromkeys(held, 1)
     for _ in range(workers - len(held)):
@@ -93,6 +95,7 @@ class Shares:
         """Return how many workers each job should have, given how many each has now; begin a new period.
 
         The demands that were reported so far are dropped. A job that reported none in this period needs what it has.
+        Raise ValueError if there are workers, but no jobs.
         """
         needs = {job: self._need(job, count) for job, count in held.items()}
         self._demands, self._divided_s = {}, now_s

@@ -59,7 +59,10 @@ class LengthHistogram:
         np.maximum.at(self._longest, bins, lengths)
 
     def table(self) -> tuple[Integers, Integers]:
-        """Return the lengths that occur, ascending, and how many samples have each."""
+        """Return the lengths that occur, ascending, and how many samples have each; empty if none was added.
+
+        Long lengths that share a bin count as the longest of them.
+        """
         used = np.flatnonzero(self._counts)
         return self._longest[used], self._counts[used]
 

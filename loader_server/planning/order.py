@@ -82,7 +82,7 @@ class Mixture:
     cycle: tuple[bool, ...]
 
     def turns(self, sizes: Integers, shuffle: Callable[[Integers, int], Integers]) -> Turns:
-        """Interleave the sources' segments; `shuffle` gives the order of a source's segments in a cycle."""
+        """Return a pass's segments, the sources interleaved; `shuffle` orders a source's segments for each cycle."""
         end = self._end(sizes)
         taken, cycles, at = [], [], []
         for (first, stop), weight, times in self._uses(sizes):

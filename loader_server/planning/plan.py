@@ -68,7 +68,8 @@ class Plan:
         """Plan a stream whose samples are bucketed by `key`; if the `keeper` has this plan, no lengths are read.
 
         For mixing by weight, `sources` has the number of each source's first sample, which starts a segment. Raise
-        SettingsError if settings do not fit the stream or each other, DataError if no sample is left to plan.
+        SettingsError if settings do not fit the stream or each other, or if an epoch might be empty, and DataError if
+        no sample is left to plan. Errors of the table pass through.
         """
         limits = limits_of(settings, key=key, per_second=per_second)
         if settings.packing is not None and len(table.keys) > 1:
@@ -202,7 +203,7 @@ class OrdinalEpoch(EpochPlan):
     def batch(self, number: int) -> PlannedBatch:
         """Return what is known of a batch before it is made.
 
-        Its shape is the largest possible one; its only sample is its number.
+        Its shape is the largest possible one; its only sample is its number, which is not checked.
         """
         return PlannedBatch(samples=np.array([number]), bucket=0, shape=self._largest)
 

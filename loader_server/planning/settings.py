@@ -37,7 +37,8 @@ length_amount = amount("s", "frames", "samples", "tokens", "characters", "bytes"
 def _shapes(value: object) -> Shapes:
     """Return `shapes` as parsed.
 
-    Raise SettingsError unless it is "auto", "none", a number from 1 to 256, or a list of lengths that is not empty.
+    Raise SettingsError unless it is "auto", "none", a number from 1 to 256, or a list that is not empty, and BadValue
+    if an entry of the list is no length.
     """
     # A bool is an int in Python, and `shapes = true` a mistake.
     if value in ("auto", "none"):
@@ -57,7 +58,7 @@ def _shapes(value: object) -> Shapes:
 def _boundary(length: object) -> Amount:
     """Return a bucket's length; an integer without a unit is in steps of the bucketed key, whatever that counts.
 
-    Raise SettingsError if it is neither an integer nor a length with a unit.
+    Raise BadValue if it is neither an integer nor a length with a unit.
     """
     boundary: Amount = Amount(float(length), "steps") if isinstance(length, int) else length_amount(length)
     return boundary
@@ -66,7 +67,8 @@ def _boundary(length: object) -> Amount:
 def _max_length(value: object) -> Amount | Stages:
     """Return a length, or a curriculum's lengths by epoch, ascending.
 
-    Raise SettingsError if a curriculum has no epoch 0 or a key that is no epoch's number, or for an invalid length.
+    Raise SettingsError if a curriculum has no epoch 0 or a key that is no epoch's number, and BadValue for an invalid
+    length.
     """
     if not isinstance(value, dict):
         limit: Amount = length_amount(value)
@@ -88,7 +90,7 @@ def _is_epoch(key: str) -> bool:
 
 
 def _limits(value: object) -> Mapping[str, Amount]:
-    """Return amounts by key; raise SettingsError if the value is no table, or one of its values is no amount."""
+    """Return amounts by key; raise SettingsError if the value is no table, and BadValue if one is no amount."""
     if isinstance(value, dict):
         return {str(key): length_amount(most) for key, most in value.items()}
     raise SettingsError(

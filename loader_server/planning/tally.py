@@ -129,6 +129,7 @@ def tally_lengths(
     """Read all lengths twice, for the histogram and for each segment's bucket counts; once more for sub-buckets.
 
     Raise DataError if no sample is left, SettingsError if one is longer than the boundaries that the settings name.
+    Errors of the table pass through.
     """
     passes = 2 if limits.sub_key is None else 3
     reading = _LengthPasses(table, limits, progress or _show_nothing, passes * int(table.segments[-1]))

@@ -70,7 +70,8 @@ class SharingBuilder(Builder):
     def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:
         """Plan the wanted batch, and read its samples unless the batch is on the shelf.
 
-        Raise DataError if the batch is beyond the epoch's end, and ReadError if reading fails.
+        `begin` is called before each sample that is read. Raise DataError if the batch is beyond the epoch's end, and
+        ReadError if reading fails. What the source raises for an identity, and an OSError of the shelf, pass through.
         """
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
@@ -86,7 +87,7 @@ class SharingBuilder(Builder):
         """Return the key of the batch; empty if the batch must not be shared.
 
         That is so for a batch suspected of killing a worker (`want.attempt`), an empty one, and one with a known
-        culprit: their bytes depend on this job's own history.
+        culprit: their bytes depend on this job's own history. What the source raises for an identity passes through.
         """
         samples = planned.samples.tolist()
         if want.attempt or want.empty or self._has_culprits(samples):
@@ -106,7 +107,8 @@ class SharingBuilder(Builder):
     def claim(self, prepared: Prepared) -> bool:
         """Claim the batch before it is built; return False if another worker is building it.
 
-        A batch that needs no claim, because it is not shared or is on the shelf already, counts as claimed.
+        A batch that needs no claim, because it is not shared or is on the shelf already, counts as claimed. An OSError
+        of the shelf passes through.
         """
         # The claim is the kernel's lock, so it ends with a builder that is killed. One that is stopped keeps it:
         # callers wait for some builds' time at most, and then build the batch a second time.
@@ -127,9 +129,10 @@ class SharingBuilder(Builder):
     ) -> Built:
         """Write every byte of `payload`, taken from the shelf or built, and return the facts of the batch.
 
-        Raise an UnreadError if `prepare` found the batch on the shelf, so that its samples were not read, and it cannot
-        be taken from there any more. Raise ExhaustedError or MemoryError if memory or descriptors ran out while it was
-        built, and ReadError if the machine failed otherwise.
+        What is built goes on the shelf, if it may be shared and no sample in it is masked for killing a worker. Raise
+        an UnreadError if `prepare` found the batch on the shelf, so that its samples were not read, and it cannot be
+        taken from there any more. Raise ExhaustedError or MemoryError if memory or descriptors ran out while it was
+        built, and ReadError if the machine failed otherwise; an OSError of the shelf passes through.
         """
         # Look again: another worker may have put the batch there since `prepare`.
         taken = self._take(prepared, payload, digest=digest) if prepared.key else None
@@ -152,7 +155,8 @@ class SharingBuilder(Builder):
     def _take(self, prepared: Prepared, payload: NDArray[np.uint8], *, digest: bool) -> Built | None:
         """Copy the batch from the shelf, noting its masked samples in the quarantine; return its facts.
 
-        Return None if it has left the shelf, also while it was copied, or one of its samples is a culprit by now.
+        Return None if it has left the shelf, also while it was copied, or one of its samples is a culprit by now. What
+        the source raises for a name or an identity, and an OSError of the shelf, pass through.
         """
         began_ns = time.perf_counter_ns()
         kept = self._shelf.find(prepared.key)
@@ -186,7 +190,10 @@ def as_facts(built: Built, masked: Sequence[MaskedSample]) -> bytes:
 
 
 def from_facts(facts: bytes, *, digest: int, build_us: int) -> tuple[Built, list[MaskedSample]]:
-    """Return the facts and masked samples from their bytes, with the given digest and time of taking the batch."""
+    """Return the facts and masked samples from bytes of `as_facts`, with this digest and time of taking the batch.
+
+    Other bytes raise what unpacking them raises, such as a ValueError or TypeError.
+    """
     (rows, masked, reason, reasons), (cells, sample_cells, masked_cells, not_finite), noted = msgpack.unpackb(
         facts, unicode_errors="surrogatepass"
     )

@@ -66,7 +66,10 @@ class Shelved:
 
 
 def make_shelf(ring_bytes: int) -> int:
-    """Return the memfd of a new shelf with a ring of this many bytes; pages are allocated as they are written."""
+    """Return the memfd of a new shelf with a ring of this many bytes; pages are allocated as they are written.
+
+    Raise an OSError if it cannot be made.
+    """
     handle = os.memfd_create("stoker-shelf", os.MFD_CLOEXEC)
     os.ftruncate(handle, _RING_AT + ring_bytes)
     os.pwrite(handle, _HEAD.pack(_MAGIC, ring_bytes, 0), 0)
@@ -92,7 +95,10 @@ class Shelf:
         _close_in_children(self)
 
     def find(self, key: bytes) -> Shelved | None:
-        """Return the facts of the batch with this key and the place of its payload; None if there is no valid entry."""
+        """Return the facts of the batch with this key and the place of its payload; None if there is no valid entry.
+
+        An OSError of reading passes through, as after `close`.
+        """
         entry = os.pread(self._handle, _ENTRY.size, _entry_at(key))
         named, at, facts_bytes, payload_bytes, check, digest = _ENTRY.unpack(entry)
         # The entry may be another key's, or torn: check its bounds before memory is taken for it.
@@ -106,7 +112,7 @@ class Shelf:
     def copy(self, kept: Shelved, payload: NDArray[np.uint8]) -> bool:
         """Copy a payload and return True; return False if it was overwritten, or `payload` has another size.
 
-        The bytes in `payload` are undefined if it was overwritten.
+        The bytes in `payload` are undefined if it was overwritten. An OSError of reading passes through.
         """
         if payload.nbytes != kept.payload_bytes:
             return False
@@ -118,7 +124,7 @@ class Shelf:
         """Keep a batch with the digest of its payload; return False if there is no room or no memory for it.
 
         There is none for a batch above a quarter of the ring, while others hold the ring's end for too long, and for
-        any batch once memory has run out.
+        any batch once memory has run out. An OSError of locking or moving the ring's end passes through.
         """
         nbytes = len(facts) + payload.nbytes
         at = self._take_room(nbytes) if not self.is_full and nbytes <= self.ring_bytes // _MOST_SHARE else None
@@ -138,7 +144,10 @@ class Shelf:
         return is_whole
 
     def _take_room(self, nbytes: int) -> int | None:
-        """Return where in the ring this many bytes may be written; None if others hold the lock for too long."""
+        """Return where in the ring this many bytes may be written; None if others hold the lock for too long.
+
+        An OSError of locking, reading or writing passes through.
+        """
         for _ in range(_TRIES):
             if lock_byte(self._handle, _ROOM_BYTE):
                 try:
@@ -158,7 +167,8 @@ class Shelf:
     def claim(self, key: bytes) -> bool:
         """Claim the batch of this key for this worker until `release`; return False if another worker has the claim.
 
-        Two keys may share a lock; then the second worker only builds its batch later.
+        Two keys may share a lock; then the second worker only builds its batch later. An earlier claim has to be
+        released first, which is not checked. Raise an OSError if the file cannot be locked.
         """
         # 56 bits of the key, so that all claims lie below `_ROOM_BYTE`.
         byte = _CLAIM_BYTES + int.from_bytes(key[:7], "little")

@@ -109,7 +109,7 @@ def _shape(inner: tuple[int, ...], *, ragged: bool, padded: bool) -> tuple[int |
 def selected(columns: Mapping[str, T], wanted: Sequence[str], noun: str, where: str, remedy: str) -> list[T]:
     """Return the columns of the wanted keys, in that order, or all if none is named.
 
-    Raise a DataError if a key is missing.
+    Raise a DataError if a key is missing. `noun`, `where` and `remedy` are for its message.
     """
     for key in wanted:
         if key not in columns:
@@ -136,7 +136,10 @@ def array_of(part: memoryview, dtype: Any, inner: tuple[int, ...], *, ragged: bo
 def write_padded(
     values: NDArray[Any], starts: NDArray[np.int64], lengths: NDArray[np.int64], out: NDArray[Any]
 ) -> None:
-    """Write each sample's values into its row of `out`, from `starts` on, with zeros behind them."""
+    """Write each sample's values into its row of `out`, from `starts` on, with zeros behind them.
+
+    A sample that is longer than a row is cut at the end of the row.
+    """
     steps = np.arange(out.shape[1])
     if len(values):
         # Rows take values beyond their ends here, the last ones beyond the array, which mode="clip" allows; the zeros
@@ -162,13 +165,19 @@ class Gathers(Protocol):
     """An object that writes whole batches at once."""
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write a batch as `Source.gather` does."""
+        """Write the fields in `out` for these samples, one row each, as `Source.gather` does.
+
+        Its errors are those of the object.
+        """
 
 
 def gather_rows(
     source: Gathers, samples: NDArray[np.int64], rows: NDArray[np.int64], out: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Gather these samples into the given rows of `out`, through a temporary batch, because `gather` fills all rows."""
+    """Gather these samples into the given rows of `out`, through a temporary batch, because `gather` fills all rows.
+
+    Errors of the source's `gather` pass.
+    """
     own = {key: np.empty((len(rows), *array.shape[1:]), array.dtype) for key, array in out.items()}
     source.gather(samples, own)
     for key, array in own.items():

@@ -100,7 +100,10 @@ class MapStyleSource(Source):
 
     @cached_property
     def _data(self) -> Any:
-        """Return the instance of the class, made on first use; raise a SettingsError if it cannot be made."""
+        """Return the instance of the class, made on first use; raise a SettingsError if it cannot be made.
+
+        An error of Stoker's own that the class raises passes.
+        """
         return _made_from(self.settings)
 
     @property
@@ -108,8 +111,9 @@ class MapStyleSource(Source):
         """Return the fields as the index has them; before there is one, those of the first usable sample.
 
         Then the first axis is padded for the keys that the class has lengths of, or for every array if it has no
-        `lengths()`. Raise a DataError if the class has samples, but none can be used, or if its lengths are wrong; a
-        ReadError or MachineError if the machine failed; a SettingsError if the class cannot be made.
+        `lengths()`; there are no fields if the class has no samples. Raise a DataError if the class has samples, but
+        none can be used, or if its lengths are wrong; a ReadError or MachineError if the machine failed; a
+        SettingsError if the class cannot be made. An error of Stoker's own that the class raises passes.
         """
         if hasattr(self, "indexed"):
             return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in self.indexed.about["fields"])
@@ -180,7 +184,7 @@ class MapStyleSource(Source):
 
         Samples that are made and fail become bad rows. Raise a DataError if the keys, dtypes or shapes of a sample
         differ from those of the first usable one in more than the first axes; a ReadError or MachineError if the
-        machine failed.
+        machine failed. An error of Stoker's own that the class raises passes.
         """
         items = range(piece.start, piece.stop)
         if self._has_lengths:
@@ -204,7 +208,8 @@ class MapStyleSource(Source):
     def _sample_or_bad(self, item: int) -> _Values | BadRow:
         """Return a sample, or a BadRow if it is unusable; raise a ReadError or MachineError if the machine failed.
 
-        A DataError or SettingsError of the class's own code passes as well.
+        Other errors of Stoker's own that the class raises, such as a DataError or a SettingsError, pass as well; a
+        SampleError makes a BadRow.
         """
         try:
             return look_twice(lambda: self._sample(item), self.of_job.largest_sample, lambda: self._named(item))
@@ -222,7 +227,8 @@ class MapStyleSource(Source):
     def _first_sample(self) -> _Values:
         """Return the first usable sample, which all others have to match; an empty dict if there is none.
 
-        Raise a ReadError or MachineError if the machine failed.
+        Raise a ReadError or MachineError if the machine failed. Raise a SettingsError if the class cannot be made. An
+        error of Stoker's own that the class raises passes.
         """
         if self._first is None:
             # Samples before it are bad rows: they must not decide what all others have to look like.
@@ -233,7 +239,8 @@ class MapStyleSource(Source):
     def _none_usable(self) -> DataError:
         """Return the error for a class without usable samples, with what is wrong with the first one.
 
-        Raise a ReadError or MachineError if the machine fails while that one is made.
+        Raise a ReadError or MachineError if the machine fails while that one is made. An error of Stoker's own that the
+        class raises passes.
         """
         bad = self._sample_or_bad(0)
         return self._error(
@@ -246,7 +253,8 @@ class MapStyleSource(Source):
     def _refuse_other_kinds(self, item: int, sample: _Values) -> None:
         """Raise a DataError if a sample differs from the first usable one in keys, dtypes or shapes.
 
-        First axes may differ. Raise a ReadError or MachineError if the machine fails while the first one is made.
+        First axes may differ. Raise a ReadError or MachineError if the machine fails while the first one is made. An
+        error of Stoker's own that the class raises passes.
         """
         expected, got = _kinds(self._first_sample()), _kinds(sample)
         for key in (*expected, *got):
@@ -261,8 +269,9 @@ class MapStyleSource(Source):
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the fields: padded are the keys that the class has lengths of, or else those whose lengths differ.
 
-        Raise a DataError if the class has lengths of a key that is neither an array with axes nor a string; a ReadError
-        or MachineError if the machine failed.
+        They stand under "fields" as plain tables. Raise a DataError if the class has lengths of a key that is neither
+        an array with axes nor a string; a ReadError or MachineError if the machine failed. An error of Stoker's own
+        that the class raises passes.
         """
         first, padded = self._first_sample(), set()
         for name, lengths in numbers.items():
@@ -287,7 +296,8 @@ class MapStyleSource(Source):
         """Take the index.
 
         Raise a DataError if the class's sample count or fingerprint has changed, or `fingerprint()` fails; a
-        SettingsError if the class cannot be made.
+        SettingsError if the class cannot be made. The class is asked once for each state of the data, not again for
+        further pieces.
         """
         expected = (indexed.about["items"], indexed.about["data"])
         # Once for each state of the data: a process that measures lengths opens piece after piece, and a fingerprint
@@ -334,7 +344,7 @@ class MapStyleSource(Source):
     def modules(self) -> tuple[str, ...]:
         """Return the module that the job file names, and the one that defines the class.
 
-        Raise a SettingsError without it.
+        Raise a SettingsError if the class is not there or cannot be imported.
         """
         target = import_named(self.settings.source, "a class", "source")
         return tuple(dict.fromkeys((self.settings.source.partition(":")[0], target.__module__)))

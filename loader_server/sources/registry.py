@@ -78,7 +78,10 @@ class SourceSpec:
         return _class_at(self.dotted)
 
     def make(self) -> Source:
-        """Return a new instance with its facts of the job and its cache; nothing is opened yet."""
+        """Return a new instance with its facts of the job and its cache; nothing is opened yet.
+
+        An error of importing the source's module passes, and what its constructor raises.
+        """
         made = self.kind(self.settings, self.base)
         # Set and not passed: a user's own source has the constructor of its base class, with settings and folder.
         made.of_job = self.of_job
@@ -92,7 +95,7 @@ def dotted_name(name: str, where: str) -> str:
     """Return the dotted name of a source's class: one of this package, of an entry point, or a user's own.
 
     A user's class that is no Source gives the name of the map-style source. Raise a SettingsError for an unknown name,
-    or if a user's class cannot be imported.
+    or if a user's class cannot be imported. The class of an entry point is not imported here.
     """
     if name in SOURCES:  # first, because asking for entry points reads the metadata of every installed package
         return SOURCES[name]
@@ -115,8 +118,9 @@ def dotted_name(name: str, where: str) -> str:
 def source_class(name: str, where: str) -> type[Source]:
     """Return the class of a source by its name in the job file.
 
-    Raise a SettingsError if the name is unknown, the class lacks an attribute that each source defines itself, or it
-    sets `gathers` without a `gather` of its own.
+    Raise a SettingsError if the name is unknown, a user's class cannot be imported, the class lacks an attribute that
+    each source defines itself, or it sets `gathers` without a `gather` of its own. An error of importing the source's
+    module passes, such as a SettingsError for a library that is missing.
     """
     source = _class_at(dotted_name(name, where))
     # Looked at when the job file is read: a class without a method would fail in the middle of indexing.
@@ -142,7 +146,8 @@ def source_class(name: str, where: str) -> type[Source]:
 def settings_of_sources() -> dict[str, type[Any]]:
     """Return the settings class of each source of this package, by its name in a job file.
 
-    That of map-style sources stands under "package.module:Class".
+    That of map-style sources stands under "package.module:Class". An error of importing their modules passes, such as a
+    SettingsError for a library that is missing.
     """
     return {name: _class_at(dotted).Settings for name, dotted in {**SOURCES, _OWN_CLASS: _MAP_STYLE}.items()}
 

@@ -96,7 +96,10 @@ class RowFilter:
         return np.broadcast_to(np.asarray(made, bool), (samples,))
 
     def refuse_unknown(self, known: Mapping[str, _Value], where: str) -> None:
-        """Raise a SettingsError if a source lacks a column that the filter uses."""
+        """Raise a SettingsError if a source lacks a column that the filter uses.
+
+        `known` are the lengths and columns that it has, and `where` is its name in the message.
+        """
         for name in self.names:
             if name not in known:
                 raise SettingsError(

@@ -69,7 +69,8 @@ class SideSource:
         """Return the source, open for reading.
 
         Raise a DataError if its data set cannot be used, or it has a bad row or no good one; raise a SettingsError if
-        its kind is unknown or its settings are wrong.
+        its kind is unknown or its settings are wrong. Other errors of the source pass, such as an OSError if the disk
+        fails.
         """
         assert self.places is not None, "settings that were read have a folder"
         source = _spec(json.loads(self.table), self.places, where).make()
@@ -89,8 +90,8 @@ class SideSource:
 def side_source(value: object) -> SideSource:
     """Return the side source that a table configures.
 
-    Raise a SettingsError if the value is not a table, or its `source` is missing or no string, and a TypeError if JSON
-    cannot hold the table; nothing else is looked at yet.
+    Raise a SettingsError if the value is not a table, its `source` is missing or no string, or JSON cannot hold the
+    table, as if it has a date; nothing else is looked at yet.
     """
     with contextlib.suppress(TypeError):  # json has no dates, which TOML has
         if isinstance(value, dict) and isinstance(value.get("source"), str):

@@ -240,7 +240,7 @@ class Source:
         """Return the decoded size of each sample with these columns, or None if no column is called `length_<key>`.
 
         Each of these columns counts, multiplied by the bytes of a step of the padded field of that key, or by 1 if
-        there is no such field; their sum is the size.
+        there is no such field; their sum is the size. Errors of `fields` pass.
         """
         lengths = {name.removeprefix("length_"): numbers[name] for name in numbers if name.startswith("length_")}
         if not lengths:
@@ -363,9 +363,9 @@ class Source:
         """
 
     def looks_ahead(self) -> bool:
-        """Return whether this process should call `expect` now.
+        """Return whether this process was chosen to fetch this data set's remote files ahead, and can take more.
 
-        That is so if files are remote, this process was chosen to fetch this data set ahead, and it can take more.
+        If so, the caller calls `expect`. Raise a ReadError if the folder of the cache cannot be used.
         """
         return self.files.looks_ahead()
 
@@ -462,7 +462,7 @@ class Source:
         return {}
 
     def close(self) -> None:
-        """Close the open files, if any."""
+        """Close the open files, if any; each opens again when it is next read."""
         self.files.close()
 
 

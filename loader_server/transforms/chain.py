@@ -81,8 +81,9 @@ class Chain:
         """Find the transforms, read their sub-tables, and derive the fields of the result from the raw fields.
 
         Files that these tables name are looked for in `places`. Raise SettingsError if a name, a setting or a
-        declaration does not fit, if a padded output has no length, or if statistics were made from other transforms.
-        Raise DataError if a source of recordings that a setting names cannot be used.
+        declaration does not fit, a transform cannot be imported or made, a file or package is missing, a padded output
+        has no length, or statistics were made from other transforms. Raise DataError if a source of recordings that a
+        setting names cannot be used.
         """
         steps = find_transforms(names, tables, where, places)
         fields = raw
@@ -158,7 +159,7 @@ class Chain:
         """Return the length of every padded field, given those of raw samples.
 
         Undeclared transforms count as changing no length. Raise SettingsError if a rule asks for a length that is
-        missing, or does not give whole numbers.
+        missing, or does not give whole numbers. Other errors of the rules pass.
         """
         lengths = dict(raw_lengths)
         for step in self.steps:
@@ -169,6 +170,7 @@ class Chain:
         """Return which samples some transform may refuse, judging by lengths: those that its `may_refuse` returns.
 
         Raise SettingsError if a rule asks for a length that is missing, or gives lengths that are no whole numbers.
+        Other errors of the rules pass.
         """
         lengths = dict(raw_lengths)
         found = np.zeros(len(next(iter(lengths.values()), ())), np.bool_)
@@ -182,7 +184,8 @@ class Chain:
     def foretold(self, step: NamedTransform, lengths: Lengths) -> dict[str, NDArray[np.int64]]:
         """Return the lengths that one transform changes, given those before it; none if it is undeclared.
 
-        Raise SettingsError if a rule asks for a length that is missing, or does not give whole numbers.
+        Raise SettingsError if a rule asks for a length that is missing, or does not give whole numbers. Other errors of
+        the rules pass.
         """
         rules = step.outputs.lengths if step.outputs is not None else {}
         return {key: _length(rules[key], lengths, f"{self.where}, {step.name}") for key in rules}
@@ -190,7 +193,8 @@ class Chain:
     def apply(self, sample: dict[str, Any], *, seed: int, epoch: int, number: int) -> dict[str, NDArray[np.generic]]:
         """Return the values of all fields for the sample of this number; raise SampleError if it cannot be used.
 
-        Raise ReadError if a transform cannot read what it needs; a MemoryError and other errors of ours pass.
+        Raise ReadError if a transform cannot read what it needs, or OverflowError for a plain number that a field's
+        dtype cannot hold; a MemoryError and other errors of ours pass.
         """
         return self.finish(sample, (seed, epoch, number))
 
@@ -221,7 +225,7 @@ class Chain:
         """Yield each transform from `done` on, with the sample after it; the key is seed, epoch and sample number.
 
         `rng` replaces the sample's own generator. Raise SampleError if a transform fails because of the sample, or
-        ReadError if it cannot read what it needs.
+        ReadError if it cannot read what it needs; a MemoryError and other errors of ours pass.
         """
         rng = rng or (generator_for(*key) if self.draws else None)  # making a generator takes 33 µs
         for step in self.steps[done:]:
@@ -248,7 +252,8 @@ class Chain:
         """Return the fields of everything in the result, declared or not, and the lengths of the padded ones.
 
         Values that are neither declared nor arrays do not count. Raise SampleError if a transform fails or a value has
-        no usable dtype, or ReadError if a transform cannot read what it needs.
+        no usable dtype, ReadError if a transform cannot read what it needs, or OverflowError for a plain number that
+        its field's dtype cannot hold; a MemoryError and other errors of ours pass.
         """
         made = self._transform(sample, (0, 0, number))
         assumed = {field.key: field for field in self.fields}
@@ -393,7 +398,7 @@ def _with_length_of(before: Field | None, field: Field, where: str) -> Field:
 def _checked(field: Field, made: Mapping[str, Any], where: str) -> NDArray[np.generic]:
     """Return the value of one field; raise SampleError if it is missing, or lacks the declared dtype or shape.
 
-    A plain number is converted for a field without axes.
+    A plain number is converted for a field without axes; raise OverflowError if the dtype cannot hold it.
     """
     value = made.get(field.key)
     if not field.shape and isinstance(value, bool | int | float):
@@ -458,7 +463,8 @@ def _may_refuse(step: NamedTransform) -> LengthRule | None:
 def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]:
     """Return the lengths by a declared rule, one for each sample even if the rule gives a single number.
 
-    Raise SettingsError unless they are whole numbers, or if the rule asks for a length that is missing.
+    Raise SettingsError unless they are whole numbers, or if the rule asks for a length that is missing. Other errors of
+    the rule pass.
     """
     made = _applied(rule, lengths, where)
     if not np.issubdtype(made.dtype, np.integer):
@@ -469,7 +475,10 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
 
 
 def _applied(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:
-    """Return what a rule makes of lengths; raise SettingsError if it asks for a length that is missing."""
+    """Return what a rule makes of lengths; raise SettingsError if it asks for a length that is missing.
+
+    Other errors of the rule pass.
+    """
     try:
         return np.asarray(rule(lengths))
     except KeyError as missing:

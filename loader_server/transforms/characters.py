@@ -70,7 +70,10 @@ class CharactersSettings:
     draws=False,
 )
 class Characters(OfColumns):
-    """Transform of `text`, a string, to int32 `[characters]`."""
+    """Transform of `text`, a string, to int32 `[characters]`.
+
+    Raise SettingsError if the alphabet names a character more than once.
+    """
 
     key = "text"
 
@@ -89,13 +92,17 @@ class Characters(OfColumns):
         self.alphabet = Alphabet(settings.alphabet)
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Replace the transcript by its numbers; raise SampleError for an unknown character if `unknown = "mask"`."""
+        """Replace the transcript by its numbers; raise SampleError for an unknown character if `unknown = "mask"`.
+
+        Raise UnicodeEncodeError for a lone surrogate.
+        """
         sample["text"] = self._numbered(sample["text"])
 
     def on_columns(self, columns: Columns) -> None:
         """Replace the transcripts of all samples by their numbers.
 
-        Raise SampleError for an unknown character if `unknown = "mask"`, or TypeError unless they are a list.
+        Raise SampleError for an unknown character if `unknown = "mask"`, TypeError unless they are a list, or
+        UnicodeEncodeError for a lone surrogate.
         """
         columns["text"] = [self._numbered(words) for words in listed(columns, "text")]
 

@@ -41,7 +41,10 @@ class CtcFit:
         self._labels, self._frames, self._reduction = settings.labels, settings.frames, settings.reduction
 
     def may_refuse(self, lengths: Lengths) -> NDArray[np.bool_]:
-        """Return which samples may have too few frames, judging by lengths; lengths do not show repeated labels."""
+        """Return which samples may have too few frames, judging by lengths; lengths do not show repeated labels.
+
+        Raise KeyError if there is no length of the labels or of the frames.
+        """
         doubtful: NDArray[np.bool_] = lengths[self._labels] > lengths[self._frames] // self._reduction
         return doubtful
 

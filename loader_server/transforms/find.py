@@ -91,8 +91,8 @@ def find_transforms(
     """Return the transforms of these names, in this order, each with the settings from its table.
 
     Files that settings name are looked for in `places`. Raise SettingsError for an unknown name, a table that belongs
-    to no transform or is there twice, settings that do not fit, or a file or package that is missing. Raise DataError
-    if a source of recordings that settings name cannot be used.
+    to no transform or is there twice, settings that do not fit, a transform that cannot be imported or made, or a file
+    or package that is missing. Raise DataError if a source of recordings that settings name cannot be used.
     """
     # Before the tables, so that a misspelt name is reported instead of its table.
     targets = [_target(name, f"{where}, transforms") for name in names]
@@ -105,8 +105,8 @@ def find_transforms(
 def named_files(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> list[str]:
     """Return the names of the files in these transforms' settings, as written there.
 
-    Raise SettingsError for an unknown name, a table that belongs to no transform or is there twice, or settings that do
-    not fit.
+    Raise SettingsError for an unknown name, a table that belongs to no transform or is there twice, settings that do
+    not fit, or a module or library that cannot be imported.
     """
     owned = _tables_by_transform(names, tables, where)
     targets = [(name, _target(name, f"{where}, transforms")) for name in names]
@@ -146,7 +146,7 @@ def _modules_of_built_ins() -> dict[str, str]:
 def settings_of_built_ins() -> dict[str, type[Any]]:
     """Return the settings class of each built-in transform that has settings, by its name.
 
-    Raise what `built_ins` raises.
+    Raise SettingsError if a library that one of their modules needs is missing.
     """
     declared = {name: declaration_of(target).settings for name, target in built_ins().items()}
     return {name: settings for name, settings in declared.items() if settings is not None}
@@ -371,8 +371,8 @@ def content_of_settings(settings: Any, where: str) -> str:
     """Return all settings as text, with each file's hash in place of its path; "" if there are none.
 
     A setting that is None adds nothing, so that a setting added later does not change the content of earlier ones; one
-    declared with `means` adds that value. Raise SettingsError if a file cannot be read, DataError if a side source
-    cannot be used.
+    declared with `means` adds that value. Raise SettingsError if a file cannot be read or a side source's settings are
+    wrong, DataError if a side source cannot be used; other errors of a side source pass.
     """
     if settings is None:
         return ""
@@ -401,7 +401,7 @@ def _digest(path: FileName | SideSource, where: str) -> str:
     """Return the hash of a file's content, or of a side source.
 
     Raise SettingsError if the file cannot be read or the source's settings are wrong, DataError if the source cannot be
-    used.
+    used; other errors of the source pass.
     """
     if isinstance(path, SideSource):
         return path.digest(f"{where}, recordings")

@@ -61,7 +61,10 @@ class NormaliseSettings:
 @built_in("normalise")
 @transform(settings=NormaliseSettings, draws=False)
 class Normalise(OfColumns):
-    """Transform that normalises features, which keep their shape."""
+    """Transform that normalises features, which keep their shape.
+
+    Raise SettingsError if the file of statistics is not one, or an OSError if it cannot be read.
+    """
 
     def __init__(self, settings: NormaliseSettings) -> None:
         self._key = settings.key
@@ -74,15 +77,24 @@ class Normalise(OfColumns):
             self._known = mean.astype(np.float32), self._factor(deviation)
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Replace the features by normalised ones; empty features stay as they are."""
+        """Replace the features by normalised ones; empty features stay as they are.
+
+        Raise ValueError if they do not have the bands of the statistics.
+        """
         sample[self._key] = self._normalised(sample[self._key])
 
     def on_columns(self, columns: Columns) -> None:
-        """Replace the features of all samples by normalised ones; raise TypeError unless they are a list."""
+        """Replace the features of all samples by normalised ones; raise TypeError unless they are a list.
+
+        Raise ValueError if they do not have the bands of the statistics.
+        """
         columns[self._key] = list(map(self._normalised, listed(columns, self._key)))
 
     def _normalised(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return normalised features, by the statistics or else by the sample's own moments; empty ones as they are."""
+        """Return normalised features, by the statistics or else by the sample's own moments; empty ones as they are.
+
+        Raise ValueError if they do not have the bands of the statistics.
+        """
         if not len(features):
             return features
         if self._known is not None:

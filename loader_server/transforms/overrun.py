@@ -25,7 +25,7 @@ def blame_for_length(
 ) -> str:
     """Return a sentence that names the culprit and the remedy; `lengths` are the raw sample's, from the index.
 
-    Errors of the transforms pass.
+    Errors of the transforms and of their rules for lengths pass, such as a SampleError, a ReadError or a SettingsError.
     """
     foretold: _Lengths = {name: np.array([length]) for name, length in lengths.items()}
     for name, most, made in _longer(sample, foretold):
@@ -44,7 +44,11 @@ def blame_for_length(
 
 
 def _longer(sample: Mapping[str, Any], foretold: _Lengths) -> list[tuple[str, int, int]]:
-    """Return the keys that are longer than declared, with both lengths: the most, and the one made."""
+    """Return the keys that are longer than declared, with both lengths: the most, and the one made.
+
+    Empty if none is longer; a value that is missing or no array with axes counts as 0 long, and a string by its
+    characters.
+    """
     found = [(key, int(most[0]), _length(sample.get(key))) for key, most in foretold.items()]
     return [(key, most, made) for key, most, made in found if made > most]
 

@@ -73,7 +73,10 @@ class OpenWants(Generic[S, B]):
 
     @property
     def of_trainers(self) -> int:
-        """Return how many of these are of sessions that do not yield: only they mean that more workers would help."""
+        """Return how many wants that are not begun are of sessions that do not yield.
+
+        Only they mean that more workers would help.
+        """
         return len(self._queue)
 
     def waiting(self) -> int:
@@ -98,9 +101,10 @@ class OpenWants(Generic[S, B]):
         return Verdict.BUSY if verdict is Verdict.NEW and not has_room else verdict
 
     def put(self, session: S, build: B) -> None:
-        """Accept a want; raise a KeyError if its ticket is stale or its trainer asks for too much.
+        """Accept a want; raise a KeyError if its ticket is stale, its slot is not free, or its trainer has too many.
 
-        A want of a session that yields is never urgent.
+        A want of a session that yields is never urgent. The limit for all trainers, and whether this one reads, are not
+        checked here but by `judge`.
         """
         ticket = build.want.ticket
         if not session.tickets.accept(ticket):
@@ -112,7 +116,8 @@ class OpenWants(Generic[S, B]):
     def take(self) -> B | None:
         """Return the want to build next and take it out; None if none may be built now.
 
-        A want of a session that yields is taken only if no other may be built and none of the others is under way.
+        A want of a session that yields is taken only if no other may be built and none of the others is under way. For
+        a batch that goes by TCP, the largest size in its stream is taken from its trainer's budget.
         """
         build = self._queue.take(self._may_build)
         if build is not None:
@@ -143,7 +148,10 @@ class OpenWants(Generic[S, B]):
         return session, build
 
     def finish(self, build: B) -> S | None:
-        """End a want that was taken, built or not; return its session, or None if it has no session with this build."""
+        """End a want that was taken, built or not; return its session, or None if it has no session with this build.
+
+        What `take` took from the budget is given back.
+        """
         self._under_way.discard(id(build))
         # From here on the sender counts the bytes that the trainer has not read.
         if not build.want.in_slot:
@@ -170,7 +178,10 @@ class OpenWants(Generic[S, B]):
         return True
 
     def forget(self, session: S) -> list[B]:
-        """Forget a trainer that is gone: end and return its wants that are not begun, and cancel the others."""
+        """Forget a trainer that is gone: end and return its wants that are not begun, and cancel the others.
+
+        Its session closes once the last of its builds has ended. Empty if it has no want that is not begun.
+        """
         ended = self._queue_of(session).drop(session.incarnation)
         for build in ended:
             self._end(session, build)
@@ -181,7 +192,7 @@ class OpenWants(Generic[S, B]):
         return ended
 
     def _end(self, session: S, build: B) -> None:
-        """Close a want's ticket and forget its build."""
+        """Close a want's ticket and forget its build; raise a KeyError if the ticket is not open."""
         session.tickets.answer(build.want.ticket)
         del session.builds[build.want.ticket]
         self._open.give_back(session.incarnation, 1)

@@ -49,7 +49,8 @@ class Session:
     def greet(self, address: bytes, hello: Hello) -> None:
         """Move the session to the connection of a new Hello, and take over the fields of the Hello.
 
-        A session whose trainer was gone is so no longer.
+        A session whose trainer was gone is so no longer. Slots that are not open yet are opened, and `yields` stays as
+        the first Hello set it.
         """
         #: Its present connection.
         self.address = address
@@ -93,7 +94,8 @@ class Session:
     def buffer(self, want: Want) -> Callable[[int], NDArray[np.uint8]]:
         """Return the function that gives the memory for a want's batch: its slot, or a buffer to be sent.
 
-        The function of a slot raises ValueError if the slots are closed, or slot or size are outside of them.
+        It is a buffer as well for a want of a slot while the slots are not shared. The function of a slot raises
+        ValueError if the slots are closed, or slot or size are outside of them.
         """
         shared = self.shared
         if want.in_slot and shared is not None:

@@ -82,12 +82,18 @@ class Sessions(Generic[S]):
         return session
 
     def leave(self, session: S) -> None:
-        """Mark a trainer as gone; close and forget its session now, or with `tidy` once its last build has ended."""
+        """Mark a trainer as gone; close and forget its session now, or with `tidy` once its last build has ended.
+
+        Raise a KeyError if the session was forgotten already.
+        """
         session.gone = True
         self.tidy(session)
 
     def tidy(self, session: S) -> None:
-        """Close and forget a session if its trainer is gone and its last build has ended."""
+        """Close and forget a session if its trainer is gone and its last build has ended.
+
+        Raise a KeyError if it was forgotten already.
+        """
         if session.gone and not session.builds:
             session.close()
             del self._by_trainer[session.incarnation]
@@ -96,6 +102,6 @@ class Sessions(Generic[S]):
                 del self._by_address[session.address]
 
     def close(self) -> None:
-        """Close all sessions."""
+        """Close all sessions, which are still found afterwards."""
         for session in self:
             session.close()

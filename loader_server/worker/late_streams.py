@@ -92,7 +92,10 @@ class LateStreams:
         self._wake()
 
     def take_opened(self) -> list[Builder]:
-        """Return the builders of the streams that were opened since the last call; the others are tried again."""
+        """Return the builders of the streams that were opened since the last call; the others are tried again.
+
+        Empty if none was.
+        """
         builders = []
         while not self._tried.empty():
             name, builder = self._tried.get()

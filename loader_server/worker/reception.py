@@ -108,7 +108,7 @@ class Reception:
         self._epochs = EpochCounts(self._count, parts.log, parts.wake)
 
     def serve(self, stream: Stream) -> None:
-        """Serve a stream that was opened later, whose builder is known by now."""
+        """Serve a stream that was opened later; raise a KeyError if its builder is not known by now."""
         self._largest[stream.name] = _largest_bytes(stream)
         self._count[stream.name] = self._parts.builders[stream.name].batches
 
@@ -163,7 +163,7 @@ class Reception:
         """Handle one message; return whether it was useful, that is, brought a batch nearer.
 
         A sender of too many useless messages is not heard for a while: its message is dropped unread, which returns
-        False.
+        False. What a user's source raises for a sample's name passes through.
         """
         if not self._patience.hears(identity, now_s):
             self.unheard += 1
@@ -178,7 +178,7 @@ class Reception:
         """Decode, check and dispatch one message; return whether it was a want that was accepted.
 
         A message that cannot be decoded, or is not for a worker, is counted as garbage; one of another protocol
-        version, or not allowed to its sender, is answered with a refusal.
+        version, or not allowed to its sender, is answered with a refusal. What a source raises for a name passes.
         """
         try:
             message = decode(frame)
@@ -235,7 +235,7 @@ class Reception:
         )
 
     def _objection_to_hello(self, hello: m.Hello, others: int) -> m.Refused | None:
-        """Return why a trainer is not served, or None if it is; `others` is the number of trainers here.
+        """Return why a trainer is not served, or None if it is; `others` is the number of other trainers here.
 
         It is not if it names another job or a stream that is not served here, or if too many trainers are here.
         """
@@ -357,7 +357,7 @@ class Reception:
             self._send_batches(session, question, batches)
 
     def answer_questions(self) -> None:
-        """Send the counts of batches that were found since the last call."""
+        """Send the counts of batches that were found since the last call, to trainers that are not gone."""
         for trainer, question, batches in self._epochs.take_answers():
             session = self._sessions.of(trainer)
             if session is not None:
@@ -389,7 +389,7 @@ class Reception:
     def answer(self, outcome: Outcome) -> None:
         """Answer a want with the outcome of its build: the batch, the error, or that it was cancelled.
 
-        Nothing is sent if its trainer is gone.
+        Nothing is sent if its trainer is gone. Raise a ValueError if the answer cannot be encoded.
         """
         build = outcome.build
         # The ticket is closed only here, when the building thread has ended with it: after the answer the trainer may

@@ -42,7 +42,11 @@ _FAILING_PAUSE_S = 2.0
 
 
 class Registration:
-    """One DEALER to the coordinator; `socket` is replaced when it reconnects."""
+    """One DEALER to the coordinator; `socket` is replaced when it reconnects.
+
+    Making it raises SettingsError if `coordinator` is neither an endpoint nor a file, or others may write the file and
+    no keys are used.
+    """
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class Registration:
 
         Raises LostError if no coordinator has answered for a minute after the start, the error with which the
         coordinator refuses this worker for good, or SettingsError if the coordinator's endpoint file is unsafe and no
-        address is known yet.
+        address is known yet. A message that cannot be encoded raises a ValueError.
         """
         culprits: list[m.Culprits] = []
         for frames in read_waiting(self.socket) if spoken_to else ():
@@ -148,7 +152,7 @@ class Registration:
         self.membership.say(now_s, sent=sent)
 
     def note_data(self, failing: m.Failing | None, *, may_register: bool, now_s: float) -> None:
-        """Record which data are missing here, for the coordinator; without any data the worker does not register.
+        """Record which data are missing (None: none), for the coordinator; register only if `may_register`.
 
         When an earlier report changes it registers again, because registering withdraws that report.
         """
@@ -160,7 +164,8 @@ class Registration:
     def _find_endpoint(self, now_s: float) -> None:
         """Work out this worker's address anew, and register again if it has changed.
 
-        Without a route keep the former address, because the route may come back.
+        Without a route keep the former address, because the route may come back. Do nothing before the coordinator's
+        address is known.
         """
         if not self._connected:
             return
@@ -233,19 +238,19 @@ class Registration:
         return error_of(refusal, f"coordinator at {self._connected}")
 
     def take_pieces(self) -> list[m.BundlePiece]:
-        """Return pieces of the bundle that came since the last call."""
+        """Return the pieces of the bundle that came since the last call; empty if none came."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
     def ask(self, wanted: Iterable[m.BundleWanted]) -> None:
-        """Send requests for pieces of the bundle; those that cannot be sent are due again later."""
+        """Send requests for pieces of the bundle; those that cannot be sent are dropped, and the caller asks again."""
         for request in wanted:
             self._send(request)
 
     def leave(self) -> None:
         """Announce that we are leaving, so that no new wants come; do nothing once that was sent.
 
-        If it cannot be sent, the next call tries again.
+        If it cannot be sent, the next call tries again. Raise a ValueError if it cannot be encoded.
         """
         if not self.membership.left:
             self.membership.left = self._send(
@@ -256,5 +261,5 @@ class Registration:
         return send_if_up(self.socket, encode(message))
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; what was sent last has 0.1 s to leave."""
         self.socket.close(linger=100)

@@ -63,7 +63,7 @@ class RestartWatch:
         return self._under_way is None and len(self._hanging) < _MOST_HANGING and now_s >= self._due_s
 
     def begin(self, now_s: float) -> None:
-        """Start a check in the background."""
+        """Start a check in the background; the result of one that was not taken is lost."""
         self._under_way = _DiskLook(self._look, self._wake, now_s)
 
     def take(self, now_s: float) -> bool:
@@ -101,7 +101,7 @@ class RestartWatch:
             self._logged = reason
 
     def calm(self) -> None:
-        """Reset pauses and logging; called while there is no refusal that a restart could end."""
+        """Reset pauses and logging, so that a check is due at once: for times without a refusal that it may end."""
         self._pause_s, self._due_s, self._logged = _FIRST_PAUSE_S, 0.0, ""
 
 

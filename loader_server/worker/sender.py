@@ -65,7 +65,10 @@ class _UnreadBatch:
 
 
 class Sender:
-    """Owner of the sockets for trainers; `batches` counts the bytes of batches that each trainer has not read."""
+    """Owner of the sockets for trainers; `batches` counts the bytes of batches that each trainer has not read.
+
+    Making it raises SettingsError if `listen` cannot be bound, or zmq.ZMQError if no port for sealed payloads can.
+    """
 
     def __init__(
         self,
@@ -112,7 +115,7 @@ class Sender:
         return self._answers.reads(identity)
 
     def watch(self, doors: Doors) -> None:
-        """Have the doors count connections to all of these sockets."""
+        """Have the doors count connections to all of these sockets; raise AssertionError if one listens nowhere."""
         for name, socket in zip(("messages", "sealed"), self.sockets, strict=False):
             doors.watch(name, socket)
 
@@ -129,7 +132,10 @@ class Sender:
         return count
 
     def say(self, identity: bytes, message: Message) -> None:
-        """Queue a message for the next `flush`; drop it if the other side does not read, or has too much queued."""
+        """Queue a message for the next `flush`; drop it if the other side does not read, or has too much queued.
+
+        Raise a ValueError if it cannot be encoded.
+        """
         self.say_frame(identity, encode(message))
 
     def say_frame(self, identity: bytes, frame: bytes) -> None:
@@ -142,7 +148,10 @@ class Sender:
             self.left_out += 1
 
     def answer(self, identity: bytes, message: Message) -> None:
-        """Queue the answer to an open ticket for the next `flush`, even if the other side does not read."""
+        """Queue the answer to an open ticket for the next `flush`, even if the other side does not read.
+
+        Raise a ValueError if it cannot be encoded.
+        """
         self._queue(identity, encode(message))
 
     def _queue(self, identity: bytes, frame: bytes) -> None:
@@ -190,7 +199,7 @@ class Sender:
         """Send a batch by TCP: sealed if the trainer has a key for it, otherwise on the connection for all messages.
 
         A small batch that is not sealed goes with the next `flush`. If the trainer is gone, the batch is dropped, which
-        goes to `log`.
+        goes to `log`. Raise a ValueError if the header cannot be encoded.
         """
         assert outcome.sent is not None
         assert outcome.payload is not None

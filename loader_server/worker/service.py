@@ -93,7 +93,10 @@ class WorkerSettings:
 
 
 class Worker:
-    """A worker's main loop; to be made in the process's main thread. `run` returns when it has drained."""
+    """A worker's main loop; to be made in the process's main thread. `run` returns when it has drained.
+
+    Making it raises a StokerError or an OSError if job, data, endpoint or coordinator cannot be used.
+    """
 
     def __init__(self, settings: WorkerSettings, nursery: Asker) -> None:
         self.settings = settings
@@ -221,7 +224,8 @@ class Worker:
 
         Raises the coordinator's refusal if it ended so that a successor can take over, or if that is for good;
         LostError if no coordinator has answered for a minute after the start; SettingsError if the coordinator's
-        endpoint file is unsafe and no address is known yet.
+        endpoint file is unsafe and no address is known yet; MachineError if at the end a child that it killed does not
+        go away.
         """
         poller = zmq.Poller()
         for socket in (*self._sender.sockets, *self.doors.monitors()):

@@ -72,7 +72,7 @@ _KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
 def drop_packets(opened: socket.socket) -> None:
-    """Make the kernel drop all packets to a socket; do nothing where it has no packet filters."""
+    """Make the kernel drop all packets to a socket; do nothing if it refuses, as one without packet filters does."""
     program = ctypes.create_string_buffer(_KEEP_NOTHING, len(_KEEP_NOTHING))
     with contextlib.suppress(OSError):
         opened.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
@@ -233,7 +233,10 @@ def _inode(fd: int) -> int:
 
 
 def _hang_up(opened: socket.socket) -> None:
-    """Shut a connection down; libzmq then closes it, but still takes in what came before."""
+    """Shut a connection down; libzmq then closes it, but still takes in what came before.
+
+    Raise OSError if it is not connected any more.
+    """
     opened.shutdown(socket.SHUT_RDWR)
 
 

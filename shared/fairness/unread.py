@@ -46,7 +46,7 @@ class _MarkedAnswers:
         return bool(self._open)
 
     def _send_marked(self, identity: bytes, frames: Sequence[bytes], amount: int) -> bool:
-        """Send a message; return False if the peer is not connected.
+        """Send a message; return False if the peer is not connected, or libzmq refuses the message.
 
         Unless `amount` is 0 the last frame is tracked as a mark of this amount.
         """

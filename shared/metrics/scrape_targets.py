@@ -26,7 +26,7 @@ __all__ = ["TargetFile", "instance_of", "job_targets", "remove_dead_targets"]
 
 
 def instance_of(labels: Mapping[str, str]) -> str:
-    """Return a process's instance name, the same wherever it serves: its role, and its name if it has one."""
+    """Return a process's instance name, the same wherever it serves: its labels but `job`, joined by "-"."""
     # A name, not the address: series continue when a process comes back on another port.
     return "-".join(value for key, value in labels.items() if key != "job")
 
@@ -54,7 +54,10 @@ def _target(address: str, labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 class TargetFile:
-    """Target file of this process, which exists until `close`."""
+    """Target file of this process, which exists until `close`.
+
+    Making it makes the folder too; raises OSError if the file cannot be written or locked there.
+    """
 
     def __init__(self, folder: Path, address: str, labels: Mapping[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +82,8 @@ class TargetFile:
 def remove_dead_targets(folder: Path) -> list[str]:
     """Remove the files of dead processes, and return their names without `.json`.
 
-    Files of other users, which cannot be opened, stay.
+    Files of other users, which cannot be opened, stay. A missing folder has none. Raise OSError if a file cannot be
+    locked or removed.
     """
     dead = [path for path in sorted(folder.glob("*.json")) if not _is_locked(path)]
     for path in dead:

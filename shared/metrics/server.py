@@ -91,7 +91,8 @@ class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
     """Small HTTP server in a thread of its own, which runs until `close`.
 
     `labels` name the process: job, role and, for a worker or trainer, its own name. With `targets_folder` it writes its
-    target file there. Without `probes`, `/healthz`, `/readyz` and `/targets` answer 404.
+    target file there, or logs a warning if it cannot. Without `probes`, `/healthz`, `/readyz` and `/targets` answer
+    404. Making it raises SettingsError if the port cannot be bound.
     """
 
     def __init__(
@@ -189,7 +190,10 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Return whether the connection got a place; if there is no room, an older connection is ended for it."""
+        """Return whether the connection got a place; if there is no room, an older connection is ended for it.
+
+        Return False if none leaves in time.
+        """
         return self.connections.admit(request, time.monotonic())
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:

@@ -105,7 +105,8 @@ def default_pipeline(context: PipelineContext) -> tf.data.Dataset:
 def build_pipeline(function: Callable[[Any], Any], context: PipelineContext, where: str) -> tf.data.Dataset:
     """Call the function and return its data set.
 
-    Raise SettingsError unless it called the marker exactly once and returned a `tf.data.Dataset`.
+    Raise SettingsError unless it called the marker exactly once and returned a `tf.data.Dataset`. Its own errors pass
+    through.
     """
     dataset = function(context)
     # Without the call workers would run nothing, and after two it would be open which data set trainers get.

@@ -151,7 +151,7 @@ class SentGraph:
 
     @staticmethod
     def decode(content: bytes, where: str) -> SentGraph:
-        """Return what `encode` wrote; raise DataError for any other bytes."""
+        """Return what `encode` wrote; raise DataError for other bytes (TypeError if the graph is text)."""
         try:
             described, graph = msgpack.unpackb(content)
             values = tuple(_described(*facts) for facts in described)

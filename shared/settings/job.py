@@ -190,8 +190,9 @@ class Job:
 def parse_job(toml: str, where: str) -> Job:
     """Parse a job file; raise SettingsError if it is not valid.
 
-    That is wrong syntax, an unknown table or setting of the job, no stream, a stream's name that is no label, or a
-    wrong `like`. The tables of streams stay raw: source, planner and transforms read their parts later.
+    That is wrong syntax, an unknown table, an unknown, missing or bad setting of the job, no stream, a stream that is
+    no table or whose name is no label, or a wrong `like`. The tables of streams stay raw: source, planner and
+    transforms read their parts later.
     """
     document = _document(toml, where)
     for key in document:

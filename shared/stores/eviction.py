@@ -27,7 +27,8 @@ StoredEntry: TypeAlias = tuple[int, int, str]
 def evict(entries: Iterable[StoredEntry], excess: int, remove: Callable[[str], bool]) -> int:
     """Remove entries, those used longest ago first, until `excess` is freed; return how much was.
 
-    `remove` returns whether the entry is gone; one that is in use stays, and the next is tried.
+    `remove` returns whether the entry is gone; one that is in use stays, and the next is tried. Its errors pass
+    through. Less than `excess` is freed if there are too few entries.
     """
     freed = 0
     for _, size, path in sorted(entries):
@@ -62,7 +63,8 @@ def remove_unlocked(path: str, *, truncate: bool) -> bool:
 
     A link, pipe or second name of another file in its place is removed, and its target left as it is. With `truncate`
     the bytes are freed at once, even if others have the file open. Files that are mapped must not be truncated: a
-    process that reads beyond the end of one is killed (SIGBUS).
+    process that reads beyond the end of one is killed (SIGBUS). Raise OSError if the file cannot be opened, locked or
+    removed.
     """
     try:
         handle = open_own(path, os.O_RDWR)

@@ -41,7 +41,8 @@ def lock(handle: int, *, wait: bool, shared: bool = False) -> bool:
 def locked(path: Path) -> Iterator[int]:
     """Wait for the lock of a file, which is made if needed, and hold it during the block, which gets the descriptor.
 
-    Raise MachineError if there is a link or the like in place of the file.
+    Raise MachineError if there is a link or the like in place of the file, and OSError if it cannot be opened or made
+    or its file system has no locks.
     """
     handle = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -52,7 +53,7 @@ def locked(path: Path) -> Iterator[int]:
 
 
 def has_name(handle: int, path: Path) -> bool:
-    """Return whether this path is still a name of the open file.
+    """Return whether this path is still a name of the open file; False if it is gone.
 
     Ask after locking: the file may have been renamed or removed between opening and locking it. The next process then
     makes and locks another file of that name, and our lock keeps nobody out.
@@ -64,7 +65,10 @@ def has_name(handle: int, path: Path) -> bool:
 
 
 def lock_byte(handle: int, byte: int) -> bool:
-    """Lock one byte of a file, which need not exist; return False if another opening of the file has it."""
+    """Lock one byte of a file, which need not exist; return False if another opening of the file has it.
+
+    Raise OSError if the file system has no such locks.
+    """
     # Of the open file description, not of the process (F_SETLK): those would be lost as soon as the process closed any
     # other descriptor of the file, and a second opening within the process would not be kept out.
     try:

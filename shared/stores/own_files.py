@@ -109,8 +109,8 @@ def replacing(path: Path, draft: Path | None = None, *, sync: bool = True) -> It
     """Open a draft that replaces `path` at the end of the block: synced and whole, or not at all.
 
     If the block raises, the draft is removed and `path` stays as it is. `draft` is its name if it is to be made in
-    another folder than `path`; raise FileExistsError if it exists. Without `sync` a power cut may leave a torn file
-    under the final name: only for content that is checked when it is read.
+    another folder than `path`; raise FileExistsError if it exists, and OSError if writing fails. Without `sync` a power
+    cut may leave a torn file under the final name: only for content that is checked when it is read.
     """
     draft = draft or draft_of(path)
     try:
@@ -126,7 +126,10 @@ def replacing(path: Path, draft: Path | None = None, *, sync: bool = True) -> It
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has the names in a folder: a file that is synced may still lose its name in a power cut."""
+    """Wait until the disk has the names in a folder: a file that is synced may still lose its name in a power cut.
+
+    Raise OSError if the folder is missing or that fails.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -45,7 +45,8 @@ def write_endpoint(file: Path, endpoint: str) -> None:
 class FollowedEndpoint:
     """A coordinator's address, given as such or by the file that holds it (`file:///…`).
 
-    Raises a SettingsError if it is neither, or if others may write the file and no keys are used. Once an address is
+    Raises a SettingsError if it is neither, or if others may write the file and no keys are used. A file that cannot be
+    read or holds no address leaves `address` empty and is noted in `problem`. Once an address is
     known, an unsafe file only logs a warning, and the last safe address counts.
     """
 

@@ -80,7 +80,8 @@ class Lockstep:
     def extend(self, most: int, now_s: float) -> range:
         """Add up to `most` batches and return their numbers; ask workers for the size of the next epoch if needed.
 
-        Fewer are added, perhaps none, while that size is not known, or if the pass to repeat is empty.
+        Fewer are added, perhaps none, while that size is not known, or if the pass to repeat is empty. Raise ValueError
+        if the world exceeds the group.
         """
         seqs = self._upcoming.extend(most)
         missing = self._upcoming.missing()

@@ -99,7 +99,10 @@ class Entry:
         self.askers[incarnation] = ticket
 
     def take_ticket_back(self, incarnation: int) -> None:
-        """Note that this worker's ticket is answered or void, so that another worker may be asked at once."""
+        """Note that this worker's ticket is answered or void, so that another worker may be asked at once.
+
+        Raise KeyError if the worker holds none.
+        """
         del self.askers[incarnation]
         self.again_s = 0.0
 
@@ -191,7 +194,8 @@ class Course:
     def advance(self) -> UpcomingBatch | None:
         """Return the next batch; None while `missing` a size, or if the lap to repeat is empty.
 
-        Epochs that have no batches left are passed over, unless laps repeat.
+        Epochs that have no batches left are passed over, unless laps repeat. Raise ValueError if the world exceeds the
+        group.
         """
         while True:
             if self._lap_batches is None:
@@ -208,7 +212,10 @@ class Course:
             self._at = self._start if self._repeats else Position(self._at.epoch + 1, 0, self._next_group)
 
     def _batches_of_lap(self) -> Iterator[UpcomingBatch]:
-        """Yield the batches of one lap, each only once the next is known, so that the last can be marked."""
+        """Yield the batches of one lap, each only once the next is known, so that the last can be marked.
+
+        An empty lap yields none. Raise ValueError if the world exceeds the group.
+        """
         at, ranks = self._at, self._ranks
         batches = self._known[at.epoch, at.group]
         previous: UpcomingBatch | None = None
@@ -257,7 +264,8 @@ class Upcoming:
     def extend(self, most: int) -> range:
         """Add up to `most` batches, as far as sizes of epochs are known; return their numbers.
 
-        They are fewer, perhaps none, if a size is not known yet or the lap to repeat is empty.
+        They are fewer, perhaps none, if a size is not known yet or the lap to repeat is empty. Raise ValueError if the
+        world exceeds the group.
         """
         first = self.end
         while self.end - first < most:
@@ -289,7 +297,10 @@ class Upcoming:
         return self._course.next_lap() == start
 
     def redirect(self, start: Position, taken: int) -> None:
-        """Drop the upcoming batches, and go on where a reader stands that began at `start` and took `taken` batches."""
+        """Drop the upcoming batches, and go on where a reader stands that began at `start` and took `taken` batches.
+
+        Sizes of epochs must be known up to there. Raise ValueError if the world exceeds the group.
+        """
         # Numbers go on from the last one: an answer from before a restore must not be taken for one after it.
         self._course = self._new_course(start)
         for _ in range(taken):

@@ -15,7 +15,10 @@ __all__ = ["TableLayer"]
 
 
 class TableLayer(keras.layers.Layer):  # type: ignore[misc] # Keras has no types
-    """Layer without weights that takes the settings of a table of the job file."""
+    """Layer without weights that takes the settings of a table of the job file.
+
+    Raise SettingsError for unknown, missing or impossible settings.
+    """
 
     def __init__(self, settings: type, table: dict[str, Any], name: str | None, dtype: Any) -> None:
         # Under mixed precision, Keras' automatic casting would turn sound into half floats before anything is computed.

@@ -99,8 +99,8 @@ def load_test(order: LoadTestOrder) -> int:
 
     It is 0 if nothing is broken, else the highest code of the trainers' errors, at least 1. Raise SettingsError if the
     report's folder cannot be written or the older report cannot be read, JobError if our own loaders do not start,
-    AttachError if a trainer cannot attach, CrewError if a process of the test ends early, and KeyboardInterrupt at
-    Ctrl-C or SIGTERM.
+    AttachError if a trainer cannot attach, CrewError if a process of the test ends early, ValueError if there are more
+    trainers than batches in a group, and KeyboardInterrupt at Ctrl-C or SIGTERM.
     """
     # Before anything runs: a folder or an old report that is of no use would be noticed only after minutes.
     if order.report is not None:
@@ -121,7 +121,7 @@ def load_test(order: LoadTestOrder) -> int:
 def _document(order: LoadTestOrder) -> dict[str, Any]:
     """Run all repeats and return the report's document: settings, machine, figures, runs.
 
-    Raise JobError, AttachError, CrewError and KeyboardInterrupt as `load_test` does.
+    Raise JobError, AttachError, CrewError, ValueError and KeyboardInterrupt as `load_test` does.
     """
     described = machine()  # first, because it has the load before the test
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -146,7 +146,8 @@ def _run(order: LoadTestOrder, repeat: int) -> dict[str, Any]:
     """Run one repeat, with loaders of its own unless running ones were named, and return its figures.
 
     Raise JobError if our own loaders do not start, AttachError if a trainer cannot attach, CrewError if a process of
-    the test ends early, and KeyboardInterrupt at Ctrl-C or SIGTERM.
+    the test ends early, ValueError if there are more trainers than batches in a group, and KeyboardInterrupt at
+    Ctrl-C or SIGTERM.
     """
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
@@ -177,7 +178,10 @@ class JobError(StokerError):
 
 
 class OwnJob:
-    """Running synthetic job in a temporary folder, until `close`; trainers connect to `endpoint`."""
+    """Running synthetic job in a temporary folder, until `close`; trainers connect to `endpoint`.
+
+    Making it raises JobError if the loaders do not start, KeyboardInterrupt at a signal, and OSError on a full disk.
+    """
 
     def __init__(self, *, seed: int, workers: int, interrupts: Interrupts) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="stoker-load-test-"))

@@ -81,7 +81,10 @@ class Measured:
 
 
 class _Process:
-    """One crew's process, as the conductor sees it."""
+    """One crew's process, as the conductor sees it.
+
+    Making it raises CrewError if it ends at once, and OSError if it cannot be started.
+    """
 
     def __init__(self, run: ThinRun, ranks: Sequence[int]) -> None:
         self.ranks = ranks
@@ -153,8 +156,8 @@ def conduct(
 ) -> Measured:
     """Run the test once, with all ranks in so many processes, and return the measurements.
 
-    Raise AttachError if a trainer cannot attach, CrewError if a process ends early, and KeyboardInterrupt (or
-    Terminated) at a signal; all processes are ended in any case.
+    Raise AttachError if a trainer cannot attach, CrewError if a process ends early, ValueError if the world exceeds the
+    group, and KeyboardInterrupt (or Terminated) at a signal; all processes are ended in any case.
     """
     crews: list[_Process] = []
     try:

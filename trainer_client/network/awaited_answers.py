@@ -44,7 +44,7 @@ class AwaitedAnswers:
         return serial, answer
 
     def expect_answer(self, question: m.Message) -> Future[Any]:
-        """Return the future of a question to workers, which has no serial: equal questions share an answer."""
+        """Return a new future for a question to workers, which has no serial: equal questions get the same answer."""
         answer = Future[Any]()
         self._questions.setdefault(question, []).append(answer)
         return answer
@@ -83,8 +83,9 @@ class AwaitedAnswers:
 
         Callers with questions to workers look at the feed's error themselves while they wait (`Receiver.wait_for`).
         """
-        answers, self._answers = list(self._answers.values()), {}
-        for answer in answers:
+        # Swapped first: a consumer's thread may add a request meanwhile, which then finds the feed's error by itself.
+        answers, self._answers = self._answers, {}
+        for answer in list(answers.values()):
             answer.set_exception(error)
 
 

@@ -63,7 +63,11 @@ class ReceiverSettings:
 
 
 class CoordinatorClient:
-    """A DEALER socket to the coordinator; its identity survives replacing the socket."""
+    """A DEALER socket to the coordinator; its identity survives replacing the socket.
+
+    Making one raises SettingsError if the endpoint is invalid or its file unsafe, and zmq.ZMQError if libzmq cannot
+    connect. A file without an address is no error: the connection is made when it has one.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None) -> None:
         #: How many frames were not valid messages.
@@ -98,7 +102,7 @@ class CoordinatorClient:
         former.close(linger=0)
 
     def read(self) -> Iterator[m.Message]:
-        """Yield the messages that have arrived; count and skip invalid ones."""
+        """Yield the messages that have arrived, at most 256 in a call; count and skip invalid ones."""
         for frames in read_waiting(self.socket):
             self._heard_s = time.monotonic()
             try:
@@ -129,8 +133,8 @@ class CoordinatorClient:
 def lone_client(endpoint: str, keys: ClientKeys | None) -> Iterator[CoordinatorClient]:
     """Yield a connection with a context of its own, for a caller that has no feed yet; close both at the end.
 
-    Raise MachineError if this process may open too few files or has too little address space left, and SettingsError if
-    the endpoint is invalid or its file unsafe.
+    Raise MachineError if this process may open too few files or has too little address space left, SettingsError if the
+    endpoint is invalid or its file unsafe, and zmq.ZMQError if libzmq cannot connect.
     """
     refuse_small_limits_of_client()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -150,6 +154,7 @@ def wait_for_coordinator(endpoint: str, keys: ClientKeys | None, timeout_s: floa
         RefusedError: The coordinator refused us.
         SettingsError: The endpoint is invalid, or its file unsafe.
         MachineError: Too few open files, or too little address space, are left.
+        zmq.ZMQError: libzmq cannot connect, the first time or after silence.
     """
     # This comes before anything that takes long or takes a rank from another trainer: what it finds is cheap to find.
     check_coordinator(endpoint, where="connect")

@@ -42,7 +42,7 @@ class Sending:
         """Return the next piece after this answer; None if there is nothing to send but to wait.
 
         Note whether the coordinator has the whole graph, and whether its stream runs. An answer about another graph is
-        ignored. Raise RefusedError if the answer is a refusal.
+        ignored. If the answer is a refusal, raise its error, usually a RefusedError (`error_of`).
         """
         if isinstance(answer, m.Refused):
             raise error_of(answer, "coordinator")
@@ -64,7 +64,8 @@ def send_graph(endpoint: str, keys: ClientKeys | None, sending: Sending, silence
     """Send the graph and return once the coordinator has it and its stream can be attached to.
 
     Raise LostError if the coordinator is silent for `silence_s`, and RefusedError if it refuses the graph or cannot run
-    it. Raise MachineError or SettingsError if no connection can be made (`lone_client`).
+    it. Raise ValueError if the graph exceeds the protocol's bounds. Errors of `lone_client` and of its client's `send`
+    pass through, if no connection can be made or the coordinator's file is unsafe.
     """
     with lone_client(endpoint, keys) as client:
         heard_s, has_logged = time.monotonic(), False

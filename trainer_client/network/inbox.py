@@ -33,7 +33,7 @@ class Inbox(Generic[T]):
         return self._end - len(self._ready)
 
     def put(self, seq: int, item: T) -> None:
-        """Add an item under its number; raise AssertionError if that number came already."""
+        """Add an item under its number; raise AssertionError if that number came already, or lies before the head."""
         if seq < self._end or seq in self._early:
             raise AssertionError(f"number {seq} came twice; the head is {self.head}")
         self._early[seq] = item
@@ -52,7 +52,7 @@ class Inbox(Generic[T]):
     def retract(self, seq: int) -> T | None:
         """Remove and return an item, whose number may then be put again; return None if it is not here.
 
-        Items behind it stay, but wait for this number.
+        Items behind it stay, but wait for this number, or for the next `put` if this number was taken already.
         """
         while self._ready and self._end > seq:
             self._end -= 1
@@ -60,7 +60,7 @@ class Inbox(Generic[T]):
         return self._early.pop(seq, None)
 
     def restart(self, head: int) -> list[T]:
-        """Start over at `head`; return the items that were dropped."""
+        """Start over at `head`; return the items that were dropped, perhaps none."""
         left = [*self._ready, *self._early.values()]
         self._ready.clear()
         self._early.clear()

@@ -111,11 +111,11 @@ class Reader:
         return self.end is not None and self.first + self.taken >= self.end
 
     def begin(self, head: int) -> None:
-        """Note that the reader is served from this number on, after the batches that it took already."""
+        """Note that the reader is served from this number on, after the batches that it took; its end is open again."""
         self.first, self.end = head - self.taken, None
 
     def count(self, offered: OfferedBatch, replicas: int) -> None:
-        """Count a batch that is about to be taken, for one of our `replicas`."""
+        """Count a batch that is about to be taken, for one of our `replicas`; note the end if it is the last."""
         # Counting twice changes nothing: the count follows from the batch's number, so a signal before the batch is
         # taken out does no harm.
         self.taken = offered.seq + 1 - self.first
@@ -158,7 +158,7 @@ class Waiting:
         self.readers[bell] = reader
 
     def wait(self, bell: threading.Lock, timeout_s: float) -> None:
-        """Wait until the bell rings, at most this long, or for ever if negative; return at once if it rang already."""
+        """Wait until the bell rings, at most this long, or for ever if -1; return at once if it rang already."""
         bell.acquire(timeout=timeout_s)
 
     def ring(self) -> None:

@@ -76,7 +76,8 @@ class Wires:
     def open(self) -> None:
         """Make the context and the poller, and connect to the coordinator.
 
-        Raise a SettingsError if nothing can be connected to its address; nothing stays open then.
+        Raise a SettingsError if its address cannot be connected to, or its file is unsafe; nothing stays open then, nor
+        after any other error.
         """
         settings = self._settings
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -98,12 +99,15 @@ class Wires:
         self._poller.register(self._polled, zmq.POLLIN)
 
     def make_slots(self, slots: int, spec: StreamSpec) -> None:
-        """Make the slots' memory, and the (still empty) connections to workers."""
+        """Make the slots' memory, and the (still empty) connections to workers; raise OSError if there is no memory."""
         self.memory = SlotMemory(slots, spec.largest_bytes())
         self.workers = WorkerConnections(self._settings, spec, self.memory, self._context, self._poller)
 
     def wait(self, timeout_ms: int) -> set[object]:
-        """Wait at most this long for messages or a wake-up; return the sockets that are ready."""
+        """Wait at most this long for messages or a wake-up; return the sockets that are ready, none after that time.
+
+        The waker is among them by its descriptor.
+        """
         if self._polled is not self.coordinator.socket:  # the client has replaced it
             self._poller.unregister(self._polled)
             self._polled = self.coordinator.socket
@@ -123,7 +127,10 @@ class Wires:
             yield from self.workers.read(ready, now_s)
 
     def leave(self) -> None:
-        """Send the coordinator word that we leave the job; it is dropped if the connection is down."""
+        """Send the coordinator word that we leave the job; it is dropped if the connection is down.
+
+        Raise SettingsError if the coordinator's address is in an unsafe file, and none is known yet.
+        """
         core = self._settings.core
         self.coordinator.send(m.Detach(stream=core.stream, rank=core.ranks.rank, incarnation=core.incarnation))
 
@@ -150,8 +157,8 @@ class Wires:
 def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
     """Run a receiver's turns until its wires have to end, or the receiver is not referenced any more.
 
-    An error in a turn stops the feed, so that it is raised in the consumer; the wires are closed in any case. An error
-    in opening the wires is raised here, in the thread.
+    The coordinator is then notified that we leave. An error in opening the wires or in a turn is not raised here: it
+    stops the feed, so that the consumer raises it, and nothing is sent. Wires that were opened are closed in any case.
     """
     pause_ms = 0
     try:

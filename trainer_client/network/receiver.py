@@ -79,7 +79,7 @@ def trainer_name() -> str:
 
 
 class Receiver:
-    """A trainer's receive thread, until `close` or until it is not referenced any more, with the calls of consumers."""
+    """A feed's receive thread, with consumers' calls; making one raises SettingsError or MachineError if it cannot."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         check_coordinator(settings.endpoint, where="connect")
@@ -125,7 +125,7 @@ class Receiver:
         return self._wires.memory
 
     def count_garbage(self) -> int:
-        """Return the number of frames that were not valid messages, plus that of messages that were not expected."""
+        """Return the number of invalid frames and payloads, plus that of messages that were not expected."""
         workers = self._wires.workers
         from_workers = workers.count_garbage() if workers is not None else 0
         return self._wires.coordinator.garbage + from_workers + self.core.strays
@@ -148,7 +148,7 @@ class Receiver:
             raise self._no_coordinator() from None
 
     def _wait_for_coordinator(self, answer: Future[Attached]) -> Attached:
-        """Wait up to `connect_timeout_s`, then raise TimeoutError; warn after 5 s that no coordinator answers."""
+        """Return the answer, or raise TimeoutError after `connect_timeout_s`, or the feed's error; warn after 5 s."""
         timeout_s = self.settings.connect_timeout_s
         if timeout_s > WARN_AFTER_S:
             with contextlib.suppress(FutureTimeoutError):
@@ -177,7 +177,7 @@ class Receiver:
     def ask_end(self) -> bool:
         """Wait, in queue mode, until the work after training is leased to us (True), or done by another (False).
 
-        Raise LostError if the coordinator is silent for `lost_timeout_s`, EndedError, or the error of a failed feed.
+        Errors of `wait_for` pass through: LostError, EndedError, that of `refuse_lost`, or of a failed or closed feed.
         """
         return self.wait_for(self._request(e.EndAsked), of_all=True)
 
@@ -311,7 +311,7 @@ class Receiver:
     # --- the thread ---
 
     def turn(self, ready: set[object]) -> int:
-        """Hand events to the core and carry out its instructions until no more follow; return the next pause, in ms."""
+        """Hand events to the core and carry out its instructions until no more follow; return the next pause in ms."""
         now_s = time.monotonic()
         events = [*self.outbox.read_facts(), *self._wires.read(ready, now_s)]
         while True:
@@ -449,7 +449,7 @@ class Receiver:
         )
 
     def _make_slots(self, order: i.MakeSlots) -> None:
-        """Make the slots, whose size is known now; warn if they should be shared memory and cannot."""
+        """Make the slots, or raise OSError without memory for them; warn if they should be shared memory and cannot."""
         self.log = self.log.bind(job=order.spec.job)
         self._wires.make_slots(order.slots, order.spec)
         if self.settings.core.shared_memory and not self.memory.shareable:
@@ -481,7 +481,7 @@ class Receiver:
     # --- the end ---
 
     def fail(self, error: BaseException) -> None:
-        """Stop the feed with this error, unless an earlier one stopped it; log it, and raise it in waiting callers."""
+        """Stop the feed with this error and log it, unless an earlier one stopped it; raise it in waiting callers."""
         if isinstance(self.outbox.error, Exception):
             pass  # it has stopped already, and the first error counts
         elif isinstance(error, WorldChangedError):

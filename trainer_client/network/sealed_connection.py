@@ -113,9 +113,9 @@ class SealedConnection:
             self.renew()
 
     def renew(self) -> None:
-        """Replace the connection under the same identity; if that fails, log it and try again at each Pong.
+        """Replace the connection under the same identity; hang up if the worker has no port for payloads.
 
-        Hang up if the worker has no port for payloads.
+        If libzmq refuses, log a warning, keep the former connection, and try again at each Pong.
         """
         former = self.socket
         try:
@@ -135,7 +135,8 @@ class SealedConnection:
     def read(self, now_s: float) -> Iterator[tuple[Pushed, SealedPayload]]:
         """Yield the headers that have arrived, each with its payload; drop and count what the key does not open.
 
-        Messages that are not one header and one payload are dropped and counted as well.
+        Messages that are not one header and one payload are dropped and counted as well. At most 64 messages are read.
+        There must be a connection.
         """
         assert self.socket is not None
         for frames in read_waiting(self.socket, _TURN):
@@ -178,7 +179,11 @@ class SealedConnection:
     # --- Pongs that overtake payloads ---
 
     def put_off(self, pong: Pong, now_s: float) -> bool:
-        """Return whether this Pong has to wait for payloads that the worker sent before it; if so, keep it."""
+        """Return whether this Pong has to wait for payloads that the worker sent before it; if so, keep it.
+
+        If another waits already, that is kept instead; a Pong that need not wait drops it. A connection that could not
+        be made before is tried again.
+        """
         # It comes by another connection and may overtake them. Without the wait, the core would take their tickets for
         # lost, which the Pong no longer lists, and ask for their batches again.
         self._follow()

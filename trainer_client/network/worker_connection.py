@@ -36,7 +36,10 @@ _TURN = 64
 
 
 class WorkerConnection:
-    """A DEALER socket, its connection monitor and, with keys, the connection for sealed payloads."""
+    """A DEALER socket, its connection monitor and, with keys, the connection for sealed payloads.
+
+    Making one raises SettingsError if the endpoint is no TCP endpoint, and zmq.ZMQError if libzmq cannot connect.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keys: ClientKeys | None) -> None:
         self.endpoint = endpoint
@@ -63,7 +66,8 @@ class WorkerConnection:
     def renew(self) -> None:
         """Replace all sockets, and drop queued messages; raise zmq.ZMQError if that fails, and keep the former ones.
 
-        Raise SettingsError if the worker's endpoint is no TCP endpoint.
+        Raise SettingsError if the worker's endpoint is no TCP endpoint. Failure of the connection for sealed payloads
+        is only logged.
         """
         sockets = self._connect()  # first, so that a failure leaves the former connection as it is
         self._hang_up(linger=0)
@@ -103,7 +107,8 @@ class WorkerConnection:
         """Yield messages, with their payloads; hold back a Pong that overtook sealed payloads until they arrive.
 
         A payload is None for a message that has none, or whose payload is missing. Frames that are not valid are
-        counted and dropped, with all behind them in the same multipart message.
+        counted and dropped, with all behind them in the same multipart message. A Welcome sets how payloads are decoded
+        and, with keys, the port of sealed ones. At most 64 multipart messages are read.
         """
         for frames in read_waiting(self.socket, _TURN):
             for message, payload in self._read_all(iter(frames)):

@@ -89,9 +89,10 @@ class WorkerConnections:
             connection.close()
 
     def renew(self, order: i.Renew) -> Iterator[e.Event]:
-        """Replace a connection; yield `ConnectionFailed`, and drop it, if it can never be made.
+        """Replace a connection; yield `ConnectionFailed`, and drop it, if its endpoint can never be connected to.
 
-        If only a descriptor is missing, the former connection stays, and the core will order this again.
+        If libzmq refuses, as without a free descriptor, log a warning: the former connection stays, and the core will
+        order this again.
         """
         connection = self._connections[order.connection_id]
         self._forget_sockets(order.connection_id)
@@ -108,7 +109,7 @@ class WorkerConnections:
         self._poll(order.connection_id)
 
     def _poll(self, connection_id: int) -> None:
-        """Register a connection's present sockets with the poller, instead of former ones."""
+        """Register a connection's present sockets with the poller, instead of former ones, unless they are the same."""
         sockets = self._connections[connection_id].sockets()
         if self._polled.get(connection_id) == sockets:
             return
@@ -128,7 +129,8 @@ class WorkerConnections:
     def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
         """Yield the events of these sockets: messages of workers, and connections that came up or went down.
 
-        Pongs that were held back for sealed payloads come as well, once they are due.
+        Pongs that were held back for sealed payloads come as well, once they are due. Frames that are not valid are
+        counted and dropped. Sockets that are no worker's are passed over.
         """
         for connection_id in sorted({self._by_socket[socket] for socket in ready if socket in self._by_socket}):
             connection = self._connections[connection_id]
@@ -165,7 +167,11 @@ class WorkerConnections:
     # --- sending ---
 
     def greet(self, order: i.Greet) -> Iterator[e.Event]:
-        """Send Hello with the order's lock byte; yield `GreetingFailed` if the connection does not take it."""
+        """Send Hello with the order's lock byte; yield `GreetingFailed` if the connection does not take it.
+
+        It goes behind queued messages, which are dropped as well then. Raise ValueError if Hello exceeds the protocol's
+        bounds.
+        """
         connection, core = self._connections[order.connection_id], self._core
         connection.lock_byte = order.lock_byte
         hello = m.Hello(
@@ -182,13 +188,16 @@ class WorkerConnections:
             yield e.GreetingFailed(order.connection_id)
 
     def send(self, order: i.ToWorker) -> Iterator[e.Event]:
-        """Queue a message for the next `flush`; yield nothing."""
+        """Queue a message for the next `flush`; yield nothing. Raise ValueError if it exceeds the protocol's bounds."""
         self._connections[order.connection_id].queue(order.message)
         self._spoken_to.add(order.connection_id)
         yield from ()
 
     def flush(self) -> Iterator[e.Event]:
-        """Send all messages of this turn, with one call for each worker; yield `ConnectionDown` where that fails."""
+        """Send all messages of this turn, with one call for each worker; yield `ConnectionDown` where that fails.
+
+        Messages to such a worker are dropped.
+        """
         spoken_to, self._spoken_to = self._spoken_to, set()
         for connection_id in spoken_to:
             if not self._connections[connection_id].flush():
@@ -197,7 +206,10 @@ class WorkerConnections:
     # --- payloads ---
 
     def write(self, order: i.Write) -> Iterator[e.Event]:
-        """Write a payload into its slot, and yield `Checked` with whether it is the one that its header names."""
+        """Write a payload into its slot, and yield `Checked` with whether it is the one that its header names.
+
+        Raise SettingsError if the library of its compression is missing.
+        """
         connection, header, payload = self._connections[order.connection_id], order.header, order.payload
         layout = self._spec.layout(header.shape)
         assert layout is not None, "the core has checked the header"
@@ -212,14 +224,14 @@ class WorkerConnections:
         yield e.Checked(order.connection_id, order.header, digest64(payload.data) == order.header.digest)
 
     def probe(self, order: i.Probe) -> Iterator[e.Event]:
-        """Yield `LockGone` if a worker no longer holds its lock, which proves that it cannot write; else nothing."""
+        """Yield `LockGone` if no process holds the order's lock byte, which proves that its worker cannot write."""
         if not self._memory.is_locked(order.lock_byte):
             yield e.LockGone(order.incarnation)
 
     # --- the end ---
 
     def count_garbage(self) -> int:
-        """Return how many frames from workers were invalid, on closed connections too."""
+        """Return how many frames and payloads from workers were invalid, on closed connections too."""
         return self._garbage + sum(connection.count_garbage() for connection in list(self._connections.values()))
 
     def count_fallbacks(self) -> int:
@@ -227,7 +239,7 @@ class WorkerConnections:
         return self._fallbacks + sum(connection.sealed.fallbacks for connection in list(self._connections.values()))
 
     def close_all(self) -> None:
-        """Close all connections."""
+        """Close all connections; what libzmq has queued on them gets 100 ms to leave."""
         for connection in self._connections.values():
             connection.close()
 
@@ -246,7 +258,8 @@ def _unreachable(endpoint: str, error: Exception) -> StokerError:
 def _keep_in_huge_pages(frame: memoryview) -> None:
     """Move the memory of a large frame to huge pages, so that the next frame there is faster to receive and to copy.
 
-    Frames below two huge pages are left alone, as are addresses that were handled already.
+    Frames below two huge pages are left alone, as are addresses that were handled already. If the kernel does not
+    provide huge pages, nothing changes.
     """
     # libzmq allocates with malloc for each frame, so nothing can be prepared before the frame is there.
     if frame.nbytes < 2 * HUGE_PAGE:

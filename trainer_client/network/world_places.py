@@ -37,7 +37,8 @@ def wait_for_place(settings: ReceiverSettings, limits: tuple[int, int], member: 
 
     Serials of one member must grow. Raise LostError if no world has begun after `connect_timeout_s`, which starts again
     whenever others are training, and the error of a refusal, usually a RefusedError. On any of these the coordinator is
-    notified that we leave. Raise MachineError or SettingsError if no connection can be made (`lone_client`).
+    notified that we leave, if it is there. Errors of `lone_client`, and of its client's `send` and `renew`, pass
+    through.
     """
     core, (least, most) = settings.core, limits
     join = m.Join(
@@ -79,7 +80,8 @@ class _PlaceRequest:
     def wait(self) -> m.Placed:
         """Ask until a place is given, and return that answer; raise an error after the timeout or on a refusal.
 
-        After the timeout it is a LostError. While others train, each answer starts the timeout again.
+        After the timeout it is a LostError. While others train, each answer starts the timeout again. Errors of the
+        client's `send` and `renew` pass through.
         """
         while True:
             now_s = time.monotonic()

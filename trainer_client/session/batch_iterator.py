@@ -80,7 +80,7 @@ class Reading:
         """Return how many whole rounds were taken so far.
 
         Returns:
-            A number from 0 on.
+            A number from 0 on. In queue mode batches that were skipped, because their leases were lost, count as well.
 
         Example:
             >>> reading = feed.open()
@@ -154,7 +154,7 @@ class BatchIterator(Reading):
 
     @property
     def taken(self) -> int:
-        """Return how many batches were taken so far, those of all our ranks together."""
+        """Return how many batches were taken so far, of all our ranks together, skipped ones included."""
         return self._reader.taken
 
     def take_stacked(self, keys: Collection[str], most: int) -> dict[str, NDArray[np.generic]]:

@@ -81,8 +81,8 @@ class BatchMaker:
     def _make_room(self) -> bool:
         """Ask a consumer that holds nearly all slots to let go; return False if this batch has to be copied out.
 
-        Return True at once if it holds fewer. Without a framework to ask (`on_short_of_slots`), the batch is copied at
-        once, else after 20 ms; copies are counted.
+        Return True at once if it holds fewer. Without a framework to ask (`on_short_of_slots`, whose errors pass
+        through), the batch is copied at once, else after 20 ms; copies are counted.
         """
         outbox, most = self._receiver.outbox, max(1, self._receiver.stream.slots.slots - 2)
         if not outbox.holds_more_than(most):  # the batch at hand counts as held

@@ -59,7 +59,8 @@ class MetricsSettings:
     ) -> MetricsSettings:
         """Return the settings for these arguments of `connect`; NO_METRICS if neither port nor address is given.
 
-        Raise SettingsError for an invalid port, address or token, or if anyone beyond this host could read without a
+        `port` counts if `listen` names none (0, or None: any free one), and `token` is the token's file. Raise
+        SettingsError for an invalid port, address or token file, or if anyone beyond this host could read without a
         token, unless `insecure`.
         """
         if port is None and not listen:
@@ -75,7 +76,8 @@ NO_METRICS = MetricsSettings()
 class FeedSession:
     """One trainer attached to one stream.
 
-    It lives until `close`, or until there is no reference to it, its iterators or its batches.
+    It lives until `close`, or until there is no reference to it, its iterators or its batches. Making one raises what
+    `Receiver` and its `attach` raise, and SettingsError if metrics cannot be served; nothing is left open then.
     """
 
     def __init__(self, settings: ReceiverSettings, metrics: MetricsSettings = NO_METRICS) -> None:
@@ -144,9 +146,9 @@ class FeedSession:
         """Return an iterator from the cursor to the end of its epoch; the cursor stays where it is.
 
         An earlier Ctrl-C counts as handled, unless `keep_interrupt` is set. Raise SettingsError if all epochs of
-        `connect(epochs=)` are over. In lockstep, one rank of several first attaches at its cursor, once: raise
-        RefusedError if other ranks stand elsewhere, LostError if the coordinator does not answer, and the error of a
-        feed that has failed or is closed.
+        `connect(epochs=)` are over. In lockstep, one rank of several, or of an elastic world, first attaches at
+        its cursor, once: raise RefusedError if other ranks stand elsewhere, LostError if the coordinator does not
+        answer, and the error of a feed that has failed or is closed.
         """
         if not keep_interrupt:
             self.outbox.forget_interrupt()
@@ -177,7 +179,7 @@ class FeedSession:
     def batches_ahead(self) -> tuple[int, int]:
         """Return how many batches are ready and not taken, and how many were taken and are not trained on.
 
-        The latter are in the hands of a reader, such as TensorFlow's prefetching.
+        The latter are in the hands of a reader, such as TensorFlow's prefetching; at most 4096 are counted.
         """
         return self.receiver.stream.slots.count(SlotState.OFFERED), self.accounts.staged
 
@@ -203,7 +205,8 @@ class FeedSession:
         """Report that a run ended in good order, and why; an elastic run ends in all ranks, or in none.
 
         An elastic run also waits until all ranks have reached the end, unless `ends_later` is set: raise LostError if
-        the coordinator is lost, and the error of a feed that fails or is closed. Other runs wait for a second at most.
+        a rank or the coordinator is lost, and the error of a feed that fails or is closed. Other runs wait for a second
+        at most. Raise SettingsError if a number is out of the protocol's bounds.
         """
         self.results.end(why, epoch=epoch, step=step, together=self.is_elastic)
         if self.is_elastic and not self.ends_later:
@@ -257,7 +260,8 @@ class FeedSession:
     def close(self, timeout_s: float = 2.0) -> None:
         """Leave the job; batches that are still referenced stay valid.
 
-        Wait for the receive thread to end, at most this long.
+        Call `on_close` of `serve_framework` first, whose errors pass through. Wait for the receive thread to end, at
+        most this long.
         """
         if self._on_close is not None:
             self._on_close(self)
@@ -277,7 +281,7 @@ class ElasticMember:
 
         A world that is over before we are attached is skipped. Raise LostError if no world begins within the timeout or
         the coordinator is lost, and the error of a refusal, usually a RefusedError. Raise MachineError or SettingsError
-        if no connection can be made, or metrics cannot be served.
+        if no connection can be made, or metrics cannot be served; other errors of `wait_for_place` pass through.
         """
         while True:
             self._joins += 1

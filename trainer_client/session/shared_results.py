@@ -82,7 +82,7 @@ class SharedResults:
         self._left_out: set[str] = set()
 
     def join_run(self, stream: str) -> None:
-        """Evaluate for the run that trains on this stream."""
+        """Name the run to evaluate for by its training stream: `sum_states` sums over the ranks of this run."""
         self._run = stream
 
     def share(  # noqa: PLR0913 - each is a fact of its own
@@ -91,8 +91,8 @@ class SharedResults:
         """Report those means that are plain numbers, over this many rows; return the means over all ranks.
 
         With `wait`, wait for all ranks; otherwise return None if they are not known within a second, or the feed has
-        failed. Other values are left out, with a warning in the log. Means of a named `evaluation` cover all its
-        batches.
+        failed. Other values are left out, with a warning in the log; means that are not finite come back as NaN. Means
+        of a named `evaluation` cover all its batches.
 
         With `wait`, raise LostError if a rank or the coordinator is lost, EndedError if the ranks part at the end of
         the job, and the error of a feed that fails or is closed. Raise SettingsError if a number is out of the
@@ -112,7 +112,8 @@ class SharedResults:
         """Report means of an epoch, in queue mode, and return those over all trainers.
 
         Wait at most `patience_s` until every attached trainer has reported, then return the means so far: only our own
-        if the coordinator is away. Raise the error of a feed that fails or is closed.
+        if the coordinator is away. Raise SettingsError if a number is out of the protocol's bounds, and the error of a
+        feed that fails or is closed.
         """
         until_s = time.monotonic() + patience_s
         gathered = MeansOfTrainers(means=dict(values), rows=rows, parts=1, trainers=1)
@@ -141,8 +142,8 @@ class SharedResults:
     def agree(self, value: float, *, epoch: int, step: int) -> float:
         """Return the mean of all ranks' values at this step, after waiting for all; it is no result of the run.
 
-        Raise LostError if a rank or the coordinator is lost, EndedError if the ranks part at the end of the job, or the
-        error of a feed that ended.
+        Raise SettingsError if the value is not finite, LostError if a rank or the coordinator is lost, EndedError if
+        the ranks part at the end of the job, or the error of a feed that fails or is closed.
         """
         aggregate = self._wait_whole(ResultsReported(0, epoch, step, 1, (("value", float(value)),), aside=True))
         ((_, mean),) = aggregate.values
@@ -177,8 +178,8 @@ class SharedResults:
     def end(self, why: str, *, epoch: int, step: int, together: bool = False) -> None:
         """Report that the run ended in good order; if the coordinator is away, the report is repeated while we live.
 
-        Wait for its receipt for a second at most, and raise no error of the feed. A run that ends `together` with
-        others reports in `end_together` instead.
+        Wait for its receipt for a second at most, and raise no error of the feed, but SettingsError if a number is out
+        of the protocol's bounds. A run that ends `together` with others reports in `end_together` instead.
         """
         step = self._cursor.step_of_results(step)
         self._ended = (why, epoch, step)

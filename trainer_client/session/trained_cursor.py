@@ -83,7 +83,7 @@ class FeedCursor:
         return elements
 
     def _log_epoch(self, epoch: int, batches: int, shown: int) -> None:
-        """Log the account of an epoch that is over, as number `shown`, if any of it was read."""
+        """Log the account of an epoch that is over, as number `shown`, if any of it was read; then forget it."""
         account = self._accounts.close(epoch)
         if account is not None:
             fields = account.log_fields(now_s=time.perf_counter(), batches=batches)
@@ -217,9 +217,9 @@ class TrainedCursor(FeedCursor):
     def count_to_end(self, start: Position, rounds: int) -> None:
         """Count and log a whole epoch whose reader, begun at `start`, reached its end, unless rounds were counted.
 
-        The cursor then moves to the next epoch, except in an evaluation stream. Do nothing if it has moved since
-        `start`. Raise LostError if no worker says how many batches the epoch has, and the error of a feed that fails or
-        is closed.
+        `rounds` is how many the reader took. The cursor then moves to the next epoch, except in an evaluation stream.
+        Do nothing if it has moved since `start`. Raise LostError if no worker says how many batches the epoch has, and
+        the error of a feed that fails or is closed.
         """
         if self.at != start:
             return

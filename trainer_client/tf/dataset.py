@@ -66,7 +66,7 @@ def make(
 
     With `ahead`, a thread fetches elements while a step computes. Warn if the feed has several ranks and is not read
     `in_rounds`. Raise SettingsError if the structure names a key that batches lack, or in queue mode if batches are
-    made whole.
+    made whole. Errors of its `map` pass through.
     """
     if session.ranks.replicas > 1 and not in_rounds:
         warnings.warn(
@@ -92,7 +92,7 @@ def distributed(
     """Return the dataset that gives replica r the r-th batch of each round.
 
     Raise SettingsError unless the strategy has as many replicas here as the feed has ranks, if the structure names a
-    key that batches lack, or in queue mode if batches are made whole.
+    key that batches lack, or in queue mode if batches are made whole. Errors of its `map` pass through.
     """
     replicas = ranks_of(strategy).replicas
     require(
@@ -202,7 +202,7 @@ class _Counting:
     def on_ended(self) -> None:
         """Count the pass, whose end was seen, as trained on: once, if it was opened and the cursor counts passes.
 
-        Raise LostError if no worker says how long the epoch is.
+        Raise LostError if no worker says how long the epoch is, and the error of a feed that fails or is closed.
         """
         batches, self._batches = self._batches, None
         if batches is not None and self.session.cursor.may_count_pass(is_seen=True):
@@ -212,7 +212,7 @@ class _Counting:
         """Count the last pass if a consumer inside a graph, which cannot be observed, has read it to its end.
 
         Do nothing in queue mode, in an evaluation, or if the feed has failed. It takes an element of the iterator, so
-        call it only when the old consumer wants no more.
+        call it only when the old consumer wants no more. Raise LostError as `on_ended` does.
         """
         session, iterator = self.session, self._iterator
         is_counted = session.error is None and session.cursor.may_count_pass(is_seen=False)
@@ -382,7 +382,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
                 yield element
 
     def _observed(self, take: Callable[[], Any]) -> Any:
-        """Return what `take` returns; count the pass at its end, and raise the feed's error, if any, not another."""
+        """Return what `take` returns; at the end count the pass, or raise LostError. Raise the feed's error, if any."""
         try:
             return take()
         except StopIteration:
@@ -469,7 +469,7 @@ def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: Element
     """Run `step` once on each padded shape, largest first, with all rows masked; raise the feed's error if it has one.
 
     An interruption is no such error. Shapes are then compiled before training starts, and one that does not fit into
-    memory fails at once. Raise SettingsError if the structure names a key that batches lack.
+    memory fails at once: errors of `step` and `map` pass through. Raise SettingsError if batches lack a key.
     """
     with _tracing_often():
         for batch in masked_batches(session):
@@ -479,7 +479,7 @@ def warm_up(session: FeedSession, step: Callable[[Any], Any], structure: Element
 
 
 def _element_of(structure: ElementStructure, batch: Mapping[str, Any]) -> Any:
-    """Return the element of a batch of arrays, with `map` applied; raise SettingsError if a key is missing."""
+    """Return the element of a batch after `map`, whose errors pass through; raise SettingsError if a key is missing."""
     element = structure.of({key: tf.constant(array) for key, array in batch.items()})
     return element if structure.map is None else structure.map(element)
 

@@ -35,7 +35,10 @@ Keys = str | tuple[str, ...] | Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementStructure:
-    """Inputs, targets and weights as `fit` takes them, or a dict of all keys, which `map` may change."""
+    """Inputs, targets and weights as `fit` takes them, or a dict of all keys, which `map` may change.
+
+    Making it raises SettingsError if `map` comes with others, or targets or weights without `inputs`.
+    """
 
     inputs: Keys | None = None
     targets: Keys | None = None

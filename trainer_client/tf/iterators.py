@@ -54,16 +54,16 @@ class Witness:
     """Observer of passes; each method does nothing unless a subclass wants to know."""
 
     def on_opening(self) -> None:
-        """Let a pass begin, or raise an error to prevent it."""
+        """Let a pass begin: do nothing here; a subclass may raise an error to prevent it."""
 
     def on_opened(self, batches: BatchIterator, /) -> None:
-        """Note that a pass began."""
+        """Note that a pass began; do nothing here."""
 
     def on_read_to_end(self, batches: BatchIterator, /) -> None:
-        """Note that a pass was read to its end."""
+        """Note that a pass was read to its end; do nothing here."""
 
     def on_stopped(self, error: BaseException, /) -> None:
-        """Note the error that stopped a pass, which it will raise from now on."""
+        """Note the error that stopped a pass, which it will raise from now on; do nothing here."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,7 +45,10 @@ class _AsItIs(script_ops.EagerFunc):  # type: ignore[misc] # TensorFlow has no t
 
 
 def call_python(function: Callable[..., Any], args: Sequence[tf.Tensor], dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
-    """Return tensors of the arrays that the function returns each time that the graph runs."""
+    """Return tensors of the arrays that the function returns each time that the graph runs.
+
+    What it raises stops the graph, with an error of TensorFlow's own.
+    """
     called = _AsItIs(function)
     keep_with_graph(called)
     # The token is the function's name in TensorFlow's own registry, which refers to it only weakly.

@@ -78,11 +78,14 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
     def state_dict(self) -> dict[str, Any]:
         """Return the feed's position as plain values: after the batch that was given last. Call it after its step.
 
+        That batch counts as trained on from then on.
+
         Returns:
             A dict that JSON can hold.
 
         Raises:
-            LostError: In queue mode: the coordinator did not answer.
+            LostError: No worker says how many batches the epoch has, or, in queue mode, the coordinator did not answer.
+            StokerError: The feed's own error, if it failed or was closed.
         """
         return self._given.state()
 
@@ -96,6 +99,7 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
             SettingsError: The state is something else, or of another job, stream or plan.
             RefusedError: Other ranks stand at another cursor.
             LostError: The coordinator did not answer.
+            StokerError: The feed's own error, if it failed or was closed.
         """
         self._given.restore(state)
 

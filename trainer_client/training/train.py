@@ -57,8 +57,9 @@ def train(order: TrainOrder) -> None:
     """Train until the target is reached, with the strategy that the order names.
 
     Folders, validation streams and the user's module are checked before the training feed attaches: raise
-    SettingsError, DataError, LostError or RefusedError for what is wrong there, before a rank is taken. Errors of
-    attaching and of the loop, a KeyboardInterrupt among them, are passed on, and then nothing is exported.
+    SettingsError, DataError, LostError, RefusedError or MachineError for what is wrong there, before a rank is taken.
+    Errors of attaching and of the loop, a KeyboardInterrupt among them, are passed on, and then nothing is exported;
+    those of the export are passed on as well.
     """
     if order.export is not None:
         _refuse_to_replace(order.export)
@@ -97,7 +98,7 @@ def _train_with_servers(order: TrainOrder) -> None:
     """Train as one of several workers, or serve as a parameter server, by this process's role.
 
     Raise SettingsError for validation by steps, as workers take no steps together, and for a role, a folder, keys or a
-    module that are unfit. Errors of connecting and of the loop are passed on.
+    module that are unfit. Errors of serving, of connecting, of the loop and of the export are passed on.
     """
     from trainer_client.training.servers import command as servers
 
@@ -132,8 +133,8 @@ def _train_with_servers(order: TrainOrder) -> None:
 def placement_of(options: StrategyOptions) -> Placement:
     """Return the strategy that the options name, with this process's devices set up for it, and print its choice.
 
-    Raise SettingsError if these devices, or this process's role, do not fit it, and LostError if another process of a
-    cluster is lost meanwhile.
+    Raise SettingsError if these devices, or this process's role, do not fit it, RuntimeError if the CPU is in use
+    already and cannot be divided, and LostError if another process of a cluster is lost meanwhile.
     """
     with quick_import():  # TensorFlow takes seconds
         from trainer_client.training.loop import training_loop  # noqa: F401 - so that it is imported quickly, too
@@ -214,7 +215,7 @@ def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
     """Return the callbacks, with validation first, so that the module's own find its values in the logs.
 
     Without validation streams they are the module's own, if any. Raise SettingsError if a piece of the module is no
-    function, or if validation lacks `feed_keys` or has unfit ones.
+    function, or if validation lacks `feed_keys` or has unfit ones. Errors of its functions are passed on.
     """
     own = list(order.module.make_if_there("callbacks") or ())
     if not judges:
@@ -244,7 +245,10 @@ def _refuse_closed(order: TrainOrder, *, writes: bool) -> None:
 
 
 def _export(order: TrainOrder, model: Any, data: TrainingData, *, writes: bool) -> None:
-    """Export the model if the order says where, in the process that writes; else do nothing."""
+    """Export the model if the order says where, in the process that writes; else do nothing.
+
+    Errors of `export_model` are passed on.
+    """
     if writes and order.export is not None:
         export_model(model, data.elements, order.export)
 

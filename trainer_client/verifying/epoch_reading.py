@@ -85,7 +85,7 @@ def _connected(source: EpochsOfJob, world: int = 1) -> Iterator[Receiver]:
 def _read(receiver: Receiver, cursor: Cursor, stop: int) -> Iterator[tuple[int, int]]:
     """Yield number and digest of each batch from the cursor on, before `stop`; empty places are left out.
 
-    Raise ProtocolError if the epoch ends earlier, and the reader's errors, such as LostError.
+    Raise ProtocolError if the epoch ends earlier, and the reader's errors, such as LostError and EndedError.
     """
     maker, reader = BatchMaker(receiver), Reader(Position(cursor.epoch, cursor.number, cursor.group))
     next_number = cursor.number
@@ -109,8 +109,8 @@ def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _
 
     `note` is called with the number of batches read and to read in the epoch. Raise NotComparableError if the job reads
     in another group, or has no such epochs, because the stream is for evaluation. Raise ProtocolError if batches come
-    out of order or end early, LostError if nobody answers, RefusedError if the job refuses the reader, and
-    SettingsError for unusable keys.
+    out of order or end early, LostError if nobody answers, RefusedError if the job refuses the reader, EndedError if it
+    has ended, MachineError if too few open files are left, and SettingsError for unusable keys or numbers.
     """
     with _connected(source) as receiver:
         start = receiver.attach(None).cursor  # the job's own, which has its group and plan
@@ -152,7 +152,8 @@ def read_part(source: EpochsOfJob, whole: EpochDigests, part: CutPart) -> Iterat
 
     A reader of its own resumes at the part's beginning, and reads in rounds of the part's world. Raise
     NotComparableError if the group has changed since, ProtocolError if the epoch ends early, LostError if nobody
-    answers, and RefusedError if the job refuses the reader.
+    answers, RefusedError if the job refuses the reader, EndedError if it has ended, MachineError if too few open files
+    are left, and SettingsError for unusable keys.
     """
     cursor = Cursor(whole.epoch, part.start, whole.group, whole.plan_digest)
     with _connected(source, part.world) as receiver:

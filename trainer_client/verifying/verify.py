@@ -69,7 +69,7 @@ def verify(order: VerifyOrder) -> int:
     """Read and compare as ordered, and print the outcome; return 0 if all is equal, else `DIFFERS`.
 
     Raise NotComparableError if the request or the other job cannot be compared, ProtocolError if batches are missing or
-    out of order, and LostError or RefusedError of a job that does not answer or refuses the reader.
+    out of order, and LostError, RefusedError, EndedError, MachineError and SettingsError as `read_epochs` does.
     """
     with progress_bar() as progress:
         outcome = _compare(order, progress)
@@ -83,7 +83,8 @@ def verify(order: VerifyOrder) -> int:
 def _compare(order: VerifyOrder, progress: Progress) -> _Comparison:
     """Read as ordered, and return the comparison with a second reading, another job or a digest.
 
-    Raise NotComparableError, ProtocolError, LostError and RefusedError as `verify` does.
+    Raise NotComparableError, ProtocolError, LostError, RefusedError, EndedError, MachineError and SettingsError as
+    `verify` does.
     """
     epochs = read_epochs(order.source, _noter(progress, "reading"))
     outcome = _Comparison(epochs=epochs, parts={}, of_cuts=[], of_other=[], other_digest=None, other_plan=None)
@@ -102,8 +103,8 @@ def _compare(order: VerifyOrder, progress: Progress) -> _Comparison:
 def _read_again(order: VerifyOrder, outcome: _Comparison, note: Callable[[int, int], None]) -> None:
     """Read each epoch again in parts, cut at random places, and note parts and differences.
 
-    Raise NotComparableError if the group has changed since, and ProtocolError, LostError and RefusedError of the
-    reading.
+    Raise NotComparableError if the group has changed since, and the other errors of `read_part`, such as
+    ProtocolError, LostError and RefusedError.
     """
     draws = random.Random(secrets.randbits(64))  # noqa: S311 - no secret depends on where an epoch is cut
     for whole in outcome.epochs:

@@ -38,7 +38,8 @@ _PARTING = "deepskyblue"
 def draw(batch: ShownBatch, path: Path) -> list[str]:
     """Write a PNG file of at most `_MOST_ROWS` rows, and return the keys that it leaves out, each with the reason.
 
-    Raises SettingsError without matplotlib, or OSError if the file cannot be written.
+    Raises SettingsError without matplotlib, OSError if the file cannot be written, or ValueError if there is no key
+    that can be drawn: a padded one with at most two axes.
     """
     fields = [field for field in batch.stream.fields if _is_drawn(field)]
     rows = min(len(batch.arrays["weight"]), _MOST_ROWS)
@@ -117,7 +118,10 @@ def _part_segments(axes: Any, segments: NDArray[Any]) -> None:
 
 
 def segment_starts(segments: NDArray[Any]) -> list[int]:
-    """Return the steps of a row at which a packed sample begins; gaps, with the number 0, are not counted."""
+    """Return the steps of a row at which a packed sample begins; gaps, with the number 0, are not counted.
+
+    Return none for a row without samples.
+    """
     before = np.concatenate([[0], segments[:-1]]) if len(segments) else segments
     return [int(step) for step in np.flatnonzero((segments != before) & (segments != 0))]
 

@@ -47,8 +47,9 @@ def run(options: argparse.Namespace) -> int:
     """Print one batch, or the places of a sample; write the picture and the sound that are asked for.
 
     Return the exit code. A batch that can be printed but not drawn is printed first; then the error is raised. Raises
-    SettingsError for a stream, batch, sample or row that the job does not have, DataError if it is not indexed or a
-    sample cannot be read, and what `recall` raises.
+    SettingsError for a stream, batch, sample or row that the job does not have, DataError if it is not indexed,
+    ReadError if a sample cannot be read, MachineError or MemoryError if memory or descriptors ran out, OSError if the
+    sound cannot be written, and what `recall` raises.
     """
     job = read_job(options.job)
     stream = open_stream(job, options.stream)
@@ -74,7 +75,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _picture(batch: ShownBatch, path: Path, facts: dict[str, Any]) -> StokerError | None:
-    """Draw a batch, and add the picture and the keys it lacks to the facts; return the error if that fails, or None."""
+    """Draw a batch, and add the picture and the keys it lacks to the facts; return the error if that fails, or None.
+
+    Such errors are missing matplotlib, and a file that cannot be written; others are raised.
+    """
     try:
         left_out = draw(batch, path)
     except SettingsError as error:
@@ -186,7 +190,7 @@ def _cells(sample: dict[str, Any], keys: list[str], texts: list[str], *, carries
 
 
 def _lines_on_files(facts: dict[str, Any]) -> list[str]:
-    """Return lines on the picture, with what it leaves out, and on the sound, as far as they were written."""
+    """Return lines on the picture, with what it leaves out, and on the sound; none for what was not written."""
     lines = []
     if "png" in facts:
         without = ", ".join(facts.get("png_leaves_out", []))
@@ -221,7 +225,8 @@ def _drawn_text(drawn: dict[str, Any]) -> str:
 def _write_sound(batch: ShownBatch, row: int) -> str:
     """Write the last value of the row's first sample that is a sound to a WAV file here; return its description.
 
-    Raises SettingsError if the row has no sample, or its first sample no sound.
+    Raises SettingsError if the row has no sample, or its first sample no sound. Raises OSError if the file cannot be
+    written.
     """
     in_row = [sample for sample in batch.samples if sample.row == row]
     if not in_row:

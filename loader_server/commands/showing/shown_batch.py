@@ -102,7 +102,8 @@ def build_batch(stream: Stream, position: BatchNumber, culprits: Iterable[tuple[
     """Build a batch with its samples' details; samples that cannot be used, and `culprits`, are masked in it.
 
     Raise SettingsError if the epoch has no batch of this number, ReadError if a sample cannot be read, and
-    ExhaustedError or another error if memory or descriptors ran out.
+    ExhaustedError or MemoryError if memory or descriptors ran out. The number must not be negative, which nothing
+    checks.
     """
     masked = _Masked()
     builder = Builder(stream, masked, Deadline(1.0, lambda _: None))

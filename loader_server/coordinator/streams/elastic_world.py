@@ -201,9 +201,9 @@ class ElasticWorld:
     def begin(self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float) -> m.NotAttached | m.Wait | None:
         """Record where a member starts; let it wait until all members have reported the same start.
 
-        Returns None once they have, or if the trainer has no cursor or the run has ended. If the starts differ, the
-        world ends at the first time, with a refusal; at the second, those that differ from rank 0 are refused, and the
-        others wait.
+        That it is a member of the world is left to `check`. Returns None once they have, or if the trainer has no
+        cursor or the run has ended. If the starts differ, the world ends at the first time, with a refusal; at the
+        second, those that differ from rank 0 are refused, and the others wait.
         """
         self._peers[attach.incarnation] = peer
         if attach.cursor is None or self.stage is WorldStage.ENDED:

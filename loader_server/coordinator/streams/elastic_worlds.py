@@ -97,12 +97,17 @@ class Worlds:
     def begin(self, peer: bytes, attach: m.Attach, cursor: Cursor, now_s: float) -> m.NotAttached | m.Wait | None:
         """Record where a member of an elastic world starts; let it wait until all members have reported the same start.
 
-        Return None once they have, a refusal if its world ends over different starts or it differs from rank 0 again.
+        Return None once they have, without a cursor or after the run's end, and a refusal if its world ends over
+        different starts or it differs from rank 0 again. That it is a member is left to `check`; raise a KeyError if
+        the stream never had a world.
         """
         return self._worlds[attach.stream].begin(peer, attach, cursor, now_s)
 
     def take_news(self, stream: str) -> list[Instruction]:
-        """Return and clear what is to be done after a trainer has reported its start in a world of the stream."""
+        """Return and clear what is to be done after a trainer has reported its start in a world of the stream.
+
+        Raise a KeyError if the stream never had a world.
+        """
         return self._worlds[stream].take_news()
 
     def hear(self, trainer: AttachedTrainer, now_s: float) -> list[Instruction]:

@@ -102,7 +102,10 @@ class Queues:
     # --- recovery ---
 
     def recover(self, fact: LeaseFact | BookAdvanced) -> None:
-        """Apply a fact from the journal; facts of streams that are no longer queues are dropped."""
+        """Apply a fact from the journal; facts of streams that are no longer queues are dropped.
+
+        Raise a KeyError for a stream that the job does not have.
+        """
         if isinstance(fact, BookAdvanced):
             self._book.recover(fact)
         elif self._streams[fact.stream].view.leases is not None:
@@ -136,10 +139,10 @@ class Queues:
         return self._book.advance()
 
     def admit(self, attach: m.Attach) -> m.NotAttached | m.Wait | tuple[Cursor, int]:
-        """Return where a trainer starts: the first unsettled epoch and how many batches it has.
+        """Return where a trainer of a stream in queue mode starts: the first unsettled epoch and its count of batches.
 
         Rewinds the table to the trainer's checkpoint if it brings one. The first request to evaluate begins a partly
-        evaluated epoch anew if no other trainer is at it. Returns a refusal if the request does not fit a queue or its
+        evaluated epoch anew if no trainer is at it. Returns a refusal if the request does not fit a queue or its
         done-set does not fit the plan, or a wait while batches are counted.
         """
         stream = self._streams[attach.stream]
@@ -199,9 +202,10 @@ class Queues:
     def report(self, outcomes: m.Outcomes, now_s: float) -> m.Leases | None:
         """Record what became of leases; return all leases that the trainer has now, new ones among them.
 
-        After the job's end was ordered nothing new is leased. A trainer of another lease book loses its leases, and the
-        answer has none. Return None if a later report of the trainer is known, there is no room for another evaluation,
-        or metric states come with other work or from a stream that is not for evaluation.
+        After the job's end was ordered nothing new is leased. A trainer that has heard of another lease book, or of a
+        later revision of this one, loses its leases, and the answer has none. Return None if a later report of the
+        trainer is known, there is no room for another evaluation, or metric states come with other work or from a
+        stream that is not for evaluation.
         """
         stream, work = outcomes.stream, outcomes.work
         self._renew_if_behind(outcomes)
@@ -268,7 +272,7 @@ class Queues:
         return any(heard)
 
     def leave(self, stream: str, incarnation: int) -> None:
-        """Take back the leases of a trainer that left in good order."""
+        """Take back the leases of a trainer that left, of all kinds of work; do nothing if it is unknown."""
         for table in self._of(stream):
             table.leave(incarnation)
 
@@ -283,12 +287,15 @@ class Queues:
             table.tick(now_s)
 
     def excuse(self, now_s: float) -> None:
-        """Extend deadlines after a stall of this process, during which trainers could not be heard."""
+        """Restart all trainers' deadlines after a stall of this process, during which they could not be heard."""
         for table in self.tables.values():
             table.excuse(now_s)
 
     def take_news(self) -> Iterator[Instruction]:
-        """Yield and clear the calls of attached trainers that should report, and warnings for people."""
+        """Yield and clear the calls of attached trainers that should report, and warnings for people.
+
+        Calls of trainers that are not attached are dropped.
+        """
         for (stream, work), table in self.tables.items():
             trainers, calls, news = self._streams[stream].trainers, table.calls, table.news
             table.calls, table.news = [], []
@@ -300,7 +307,10 @@ class Queues:
     # --- for people ---
 
     def report_of(self, stream: str) -> dict[str, Any]:
-        """Return the state of each kind of work on a stream, by name; single evaluations are summed as "evaluate"."""
+        """Return the state of each kind of work on a stream, by name; single evaluations are summed as "evaluate".
+
+        Empty if the stream has no lease table.
+        """
         tables: dict[str, list[LeaseTable]] = {}
         for table in self._of(stream):
             work = table.settings.work

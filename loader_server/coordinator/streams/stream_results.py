@@ -142,10 +142,10 @@ class StreamResults:
     def take(self, results: m.Results, peer: bytes, ranks: range, world: int | None) -> list[Instruction]:
         """Add a trainer's part, which may be a repeated one; return the answers and what to keep.
 
-        A report that is in the latest aggregate already is answered with that again; a rank that reports again
-        otherwise replaces its earlier part. Until all ranks have reported, only the sender gets an answer (not whole);
-        then everybody does. In queue mode `world` is None, and each report is answered at once: with the sum of all
-        parts of its epoch and step, or with itself alone if it is of a named evaluation.
+        A report that is in the latest aggregate or agreement already is answered with that again; a rank that reports
+        again otherwise replaces its earlier part. Until all ranks have reported, only the sender gets an answer (not
+        whole); then everybody does. In queue mode `world` is None, and each report is answered at once: with the sum of
+        all parts of its epoch and step, or with itself alone if it is of a named evaluation.
         """
         # A rank that was restarted asks again, although the others have had their answer and gone on.
         for kept in (self.latest, *self._agreed.values()):
@@ -261,7 +261,10 @@ class StreamResults:
         return _report(self.latest) if self.latest is not None else None
 
     def report_of_evaluations(self) -> list[dict[str, Any]]:
-        """Return the newest results of each named evaluation, the newest last; only the last 8 names are kept."""
+        """Return the newest results of each named evaluation, the newest last; only the last 8 names are kept.
+
+        Empty if there were none.
+        """
         return [{"evaluation": name} | _report(kept) for name, kept in self._evaluations.items()]
 
 

@@ -102,7 +102,7 @@ class StreamTrainers:
         self.results = StreamResults(evaluation=self.view.evaluation)
 
     def recover(self, fact: StreamFact) -> None:
-        """Apply a fact about this stream from the journal, or a new one."""
+        """Apply a fact about this stream, new or from the journal: group, position, holder of a rank, or results."""
         match fact:
             case GroupFixed():
                 self.group = fact.group
@@ -137,7 +137,7 @@ class StreamTrainers:
     ) -> m.Attached:
         """Return the answer to an attach request that is granted; `book` is None in lockstep.
 
-        The answer to a verifier has neither book nor work.
+        In lockstep, and to a verifier, the answer has neither book nor work.
         """
         view, attach, group = self.view, reader.attach, reader.cursor.group
         verifies = attach.work == VERIFY
@@ -191,7 +191,7 @@ class StreamTrainers:
         return is_older or self.succession.is_superseded(attach.incarnation)
 
     def former(self, peer: bytes, incarnation: int) -> list[int]:
-        """Return the other trainers that were attached on this connection."""
+        """Return the other trainers that were attached on this connection, by incarnation; empty if none were."""
         # A connection speaks for one trainer: the process of the others has ended or begun anew.
         return [other for other, trainer in self.trainers.items() if trainer.peer == peer and other != incarnation]
 
@@ -208,7 +208,7 @@ class StreamTrainers:
             self._uncount(trainer.trained)
 
     def move(self, trainer: AttachedTrainer, trained: Position) -> None:
-        """Record how far a trainer has trained."""
+        """Record how far a trainer, which has to be attached, has trained."""
         self._uncount(trainer.trained)
         trainer.trained = trained
         self._positions[trained] += 1

@@ -50,7 +50,7 @@ class Succession:
         return self._tenures[rank] if self.holder(rank) == incarnation else None
 
     def last_tenure(self, ranks: range) -> int:
-        """Return the highest tenure of these ranks; 0 if nobody has taken one."""
+        """Return the highest tenure of these ranks; 0 if nobody has taken one. Raise a ValueError for no ranks."""
         return max(self._tenures.get(rank, 0) for rank in ranks)
 
     def after(
@@ -88,5 +88,5 @@ class Succession:
 
 
 def overlap(ranks: range, others: range) -> bool:
-    """Return whether two ranges of ranks have a rank in common."""
+    """Return whether two ranges of ranks have a rank in common; an empty one has to begin at 0."""
     return ranks.start < others.stop and others.start < ranks.stop

@@ -128,7 +128,7 @@ class Verifiers:
     def give_way(self, stream: str) -> Iterator[Instruction]:
         """Refuse and forget the verifiers of a stream that is built shard by shard, as a trainer came.
 
-        Yield the refusals, nothing for any other stream.
+        Yield the refusals, nothing for any other stream; each is forgotten once its refusal was taken.
         """
         if self._streams[stream].view.producers:
             for verifier in self._of(stream):
@@ -143,7 +143,7 @@ class Verifiers:
         return [verifier for verifier in self._attached.values() if verifier.attach.stream == stream]
 
     def report_of(self, stream: str, now_s: float) -> list[dict[str, Any]]:
-        """Return the verifiers of a stream, by name, and how far each has read, for people and scripts."""
+        """Return the verifiers of a stream, if any, by name, and how far each has read, for people and scripts."""
         return [
             {
                 "name": verifier.attach.name,

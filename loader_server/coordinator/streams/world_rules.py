@@ -112,7 +112,10 @@ class WorldRules:
 
 
 def _compared(attach: m.Attach, cursor: Cursor, other: AttachedTrainer) -> m.NotAttached | None:
-    """Return a refusal if two live ranks disagree on the world, or on the cursor if both have stated one; else None."""
+    """Return a refusal if two ranks disagree on the world, or on the cursor if both have stated one; else None.
+
+    Whether the other is alive, the caller has to check.
+    """
     if attach.world != other.attach.world:
         return objections.another_world(attach, other.attach)
     # A rank that came without a cursor has not stated where it is.

@@ -60,7 +60,10 @@ def in_rows(filling: Filling, candidates: Candidates, key: str, capacity: int) -
 
 
 def best_fit(lengths: Integers, capacity: int) -> Integers:
-    """Return the row of each sample: longest first, into the fullest row that still takes it, else a new one."""
+    """Return the row of each sample: longest first, into the fullest row that still takes it, else a new one.
+
+    No sample may be longer than `capacity`, which is not checked.
+    """
     row_of = np.empty(len(lengths), np.int64)
     # The distinct rooms left in open rows, ascending, and the rows that have each: bisection finds the best fit.
     rooms: list[int] = []

@@ -33,13 +33,17 @@ class ParquetSource(ColumnarSource):
     """Rows of Parquet files; the place of a row group is its number."""
 
     def _paths(self) -> list[str]:
-        """Return all files of `paths`, in order; raise a DataError if there is none, or if one is named twice."""
+        """Return all files of `paths`, in order; raise a DataError if there is none, or if one is named twice.
+
+        Raise a ReadError if a store cannot be asked, or a SettingsError for braces that stand for too many names.
+        """
         return self.files.found(self.settings.paths, ".parquet", ".pq")
 
     def _look_at(self, path: str) -> GroupsOfFile:
         """Return the columns and row groups of a file, reading only its footer.
 
-        Raise an error of `_BROKEN` (see columnar) if the file is damaged.
+        Raise an error of `_BROKEN` (see columnar) if the file is damaged, a DataError if it cannot be opened, and a
+        ReadError if a remote one cannot be fetched.
         """
         with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
             schema, groups = file.schema_arrow, range(file.metadata.num_row_groups)
@@ -49,7 +53,8 @@ class ParquetSource(ColumnarSource):
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
         """Return these columns of a row group; no other column is read.
 
-        Raise an error of `_BROKEN` (see columnar) if the group is damaged or lacks a column.
+        Raise an error of `_BROKEN` (see columnar) if the group is damaged or lacks a column, a DataError if the file
+        cannot be opened, and a ReadError if a remote one cannot be fetched.
         """
         with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
             # Without threads of the library: a worker has one core, and reads several groups at a time anyway.
@@ -64,7 +69,8 @@ class ArrowSource(ColumnarSource):
         """Return all files of `paths`, in order.
 
         Raise a DataError if a file is named twice, a path stands for no file or for a folder of several splits, or a
-        state file cannot be read.
+        state file cannot be read; a ReadError if a store cannot be asked, or a SettingsError for braces that stand for
+        too many names.
         """
         paths = [path for named in self.settings.paths for path in self._meant(named)]
         self.files.refuse_twice(paths)
@@ -74,7 +80,7 @@ class ArrowSource(ColumnarSource):
         """Return the files that a path stands for; for a saved data set those of its state, in their order.
 
         Raise a DataError for a folder of several splits, for a state file that cannot be read, and if there are no
-        files.
+        files; a ReadError if a store cannot be asked, or a SettingsError for braces that stand for too many names.
         """
         folder = self.base / named
         splits = _list_in(folder / "dataset_dict.json", "splits")
@@ -93,7 +99,8 @@ class ArrowSource(ColumnarSource):
     def _look_at(self, path: str) -> GroupsOfFile:
         """Return the columns of a file, and rows and place of each record batch.
 
-        Raise an error of `_BROKEN` (see columnar) if the file is damaged, was cut short or has dictionaries.
+        Raise an error of `_BROKEN` (see columnar) if the file is missing, damaged, was cut short or has dictionaries,
+        and a ReadError if a remote one cannot be fetched.
         """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
             schema = self._schema(mapped)
@@ -123,7 +130,8 @@ class ArrowSource(ColumnarSource):
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
         """Return these columns of the record batch whose message begins at `place`.
 
-        Raise an error of `_BROKEN` (see columnar) if the batch is damaged or lacks a column.
+        Raise an error of `_BROKEN` (see columnar) if the file is missing, or the batch is damaged or lacks a column,
+        and a ReadError if a remote file cannot be fetched.
         """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
             schema = self._schema(mapped)

@@ -173,7 +173,7 @@ def values_of(array: Any, kind: ColumnKind) -> ColumnValues:
 def value_of(part: memoryview, kind: ColumnKind) -> Any:
     """Return a single row's value from its bytes: a text, bytes, or a new array.
 
-    Raise a UnicodeDecodeError if a text is not UTF-8.
+    Raise a UnicodeDecodeError if a text is not UTF-8, or another ValueError if the bytes do not fill an array's shape.
     """
     if kind.holds == "text":
         return str(part, "utf-8")

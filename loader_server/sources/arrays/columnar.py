@@ -88,18 +88,22 @@ class ColumnarSource(Source):
     def _paths(self) -> list[str]:
         """Return the files that `paths` stands for, in order.
 
-        Raise a DataError if there is none, or if one is named twice.
+        Raise a DataError if there is none, or if one is named twice; errors of a store pass.
         """
 
     @abstractmethod
     def _look_at(self, path: str) -> GroupsOfFile:
-        """Return the columns and groups of a file; raise an error of `_BROKEN` if it is damaged."""
+        """Return the columns and groups of a file; raise an error of `_BROKEN` if it is damaged.
+
+        Raise a DataError if it cannot be opened, or a ReadError if a remote one cannot be fetched.
+        """
 
     @abstractmethod
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
         """Return these columns of one group, as Arrow arrays.
 
-        Raise an error of `_BROKEN` if the group is damaged.
+        Raise an error of `_BROKEN` if the group is damaged or the disk fails, a DataError if the file cannot be opened,
+        or a ReadError if a remote one cannot be fetched.
         """
 
     # --- what there is ---
@@ -108,8 +112,8 @@ class ColumnarSource(Source):
     def _surveyed(self) -> dict[str, Any]:
         """Return the columns and the groups of all files; groups without rows are left out.
 
-        Raise a DataError if a file is missing or broken, has unusable columns, or differs from the first file in its
-        schema.
+        Raise a DataError if there is no file, one is missing, named twice or broken, has unusable columns, or differs
+        from the first file in its schema; a ReadError if a store cannot be asked or read.
         """
         paths, kinds = self._paths(), list[ColumnKind]()
         found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
@@ -125,7 +129,10 @@ class ColumnarSource(Source):
         return {**found, "columns": [{**asdict(kind), "inner": list(kind.inner)} for kind in kinds]}
 
     def _groups_in(self, path: str) -> GroupsOfFile:
-        """Return a file's columns and groups; raise a DataError if the file is missing or broken."""
+        """Return a file's columns and groups; raise a DataError if the file is missing or broken, or the disk fails.
+
+        Raise a ReadError if its store cannot be asked or read.
+        """
         self.files.facts(path)
         try:
             return self._look_at(path)
@@ -138,20 +145,20 @@ class ColumnarSource(Source):
     def _about(self) -> Mapping[str, Any]:
         """Return columns and groups as the index has them, or before there is one as surveyed.
 
-        Before there is an index, raise a DataError as `_surveyed` does.
+        Before there is an index, raise what `_surveyed` raises, such as a DataError.
         """
         return self.indexed.about["rows_of"] if hasattr(self, "indexed") else self._surveyed
 
     @cached_property
     def _kinds(self) -> tuple[ColumnKind, ...]:
-        """Return what each column holds; raise a DataError as `_surveyed` does if there is no index yet."""
+        """Return what each column holds; if there is no index yet, raise what `_surveyed` raises."""
         return tuple(ColumnKind(**{**kind, "inner": tuple(kind["inner"])}) for kind in self._about["columns"])
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:
         """Return the first row of each group, and behind them the number of rows.
 
-        Raise a DataError as `_surveyed` does if there is no index yet.
+        If there is no index yet, raise what `_surveyed` raises.
         """
         return np.append(0, np.cumsum(np.array(self._about["rows"], np.int64)))
 
@@ -159,7 +166,7 @@ class ColumnarSource(Source):
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of columns of numbers, and of lists of numbers; texts and bytes have none.
 
-        Before there is an index, raise a DataError if a file cannot be used.
+        Before there is an index, raise a DataError if a file cannot be used, or a ReadError if a store cannot be asked.
         """
         return fields_of_rows(
             (kind.key, kind.dtype, kind.inner, kind.ragged) for kind in self._kinds if kind.holds == "numbers"
@@ -170,15 +177,16 @@ class ColumnarSource(Source):
     def stamp(self) -> str:
         """Return a stamp of the files.
 
-        Raise a DataError if there is none or one is named twice, or a store cannot be asked.
+        Raise a DataError if there is none or one is named twice; a ReadError if a store cannot be asked, or a
+        SettingsError for braces that stand for too many names.
         """
         return self.files.stamp(self._paths())
 
     def survey(self) -> Inventory:
         """Count the rows of all files, group by group.
 
-        Raise a DataError if a file is missing, broken or named twice, has unusable columns, or has another schema than
-        the first.
+        Raise a DataError if there is no file, or one is missing, broken or named twice, has unusable columns, or has
+        another schema than the first; a ReadError if a store cannot be asked, and an OSError if the disk fails.
         """
         return Inventory(
             total=int(self._firsts[-1]),
@@ -206,7 +214,8 @@ class ColumnarSource(Source):
     def probe(self, piece: range) -> Found:
         """Return the lengths of these rows, and which of them are bad; decode all of their groups.
 
-        Raise a DataError if a group is damaged; an OSError of the disk passes.
+        Raise a DataError if a group is damaged, or a ReadError if a remote file cannot be read; an OSError of the disk
+        passes.
         """
         groups = range(self._group_of(piece.start), self._group_of(piece.stop - 1) + 1)
         parts = [self._probe_group(group, piece) for group in groups]
@@ -217,11 +226,14 @@ class ColumnarSource(Source):
         return Found(rows=[row for part in parts for row in part.rows], numbers=numbers, bad=bad)
 
     def _group_of(self, row: int) -> int:
-        """Return the group of a row."""
+        """Return the number of the group that holds a row; beyond the last row that is the number of groups."""
         return int(np.searchsorted(self._firsts, row, side="right")) - 1
 
     def _probe_group(self, group: int, piece: range) -> Found:
-        """Return the rows of a piece that lie in this group; raise a DataError if the group is damaged."""
+        """Return the rows of a piece that lie in this group; raise a DataError if the group is damaged.
+
+        Raise what `_arrays_of` raises, such as an OSError of the disk.
+        """
         start = int(self._firsts[group])
         own = slice(max(piece.start - start, 0), min(piece.stop, int(self._firsts[group + 1])) - start)
         lengths, bad = self._measured_group(group)
@@ -238,7 +250,7 @@ class ColumnarSource(Source):
     def _measured_group(self, group: int) -> tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]:
         """Return lengths and bad rows of a group, decoding it unless it is the latest one.
 
-        Raise a DataError if it is damaged.
+        Raise a DataError if it is damaged; an OSError of the disk passes.
         """
         # Kept, because small pieces share a group, which would be decoded again for each of them.
         if self._latest[0] != group:
@@ -254,7 +266,8 @@ class ColumnarSource(Source):
     def _arrays_of(self, group: int, keys: Sequence[str] = ()) -> tuple[str, list[Any]]:
         """Return the path of a group's file, and its columns: those of these keys, or all.
 
-        Raise a DataError if the group is damaged; once there is an index, a ReadError. An OSError of the disk passes.
+        Raise a DataError if the group is damaged, or, once there is an index, a ReadError; a ReadError also if a remote
+        file cannot be fetched. An OSError of the disk passes.
         """
         about = self._about
         path, place = about["paths"][about["file"][group]], about["place"][group]
@@ -280,7 +293,8 @@ class ColumnarSource(Source):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a file is gone or has changed since it was made.
 
-        Files are not compared again if the index opened before was made from the same ones.
+        Raise a ReadError if a store cannot be asked, and an OSError if a file cannot be read. Files are not compared
+        again if the index opened before was made from the same ones.
         """
         # Measuring lengths opens piece after piece of the same files, whose digests need not be compared each time.
         if not hasattr(self, "indexed") or self.indexed.origin != indexed.origin:
@@ -312,7 +326,7 @@ class ColumnarSource(Source):
         """Return the texts of a column, block by block, decoding nothing but this column.
 
         Return None if the key is no column of texts, or if files are remote. The iterator raises a ReadError if a group
-        is damaged.
+        is damaged, or an OSError if the disk fails.
         """
         kind = next((kind for kind in self._kinds if (kind.key, kind.holds) == (key, "text")), None)
         return self._texts_of(kind) if kind is not None and not self.files.are_remote else None
@@ -320,7 +334,7 @@ class ColumnarSource(Source):
     def _texts_of(self, kind: ColumnKind) -> Iterator[Sequence[str]]:
         """Yield the texts of a column, block by block, decoding a group at a time.
 
-        Raise a ReadError if one is damaged.
+        Raise a ReadError if one is damaged, or an OSError if the disk fails.
         """
         bounds = np.searchsorted(self._rows, self._firsts).tolist()
         for group, (start, stop) in enumerate(itertools.pairwise(bounds)):
@@ -338,7 +352,10 @@ class ColumnarSource(Source):
         return RowGroups(self._kinds, self._firsts, self.settings.cache, self._decode_group)
 
     def _decode_group(self, group: int) -> list[ColumnValues]:
-        """Return the values of a group; raise a ReadError if it cannot be decoded, or its file has changed."""
+        """Return the values of a group; raise a ReadError if it cannot be decoded, or its file has changed.
+
+        An OSError of the disk passes.
+        """
         path, arrays = self._arrays_of(group)
         values = [values_of(array, kind) for array, kind in zip(arrays, self._kinds, strict=True)]
         # After decoding: a file that was written over meanwhile must not get into memory.
@@ -362,7 +379,7 @@ class ColumnarSource(Source):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return a value for each column: new arrays, numbers, texts and bytes.
 
-        Raise an IndexError if there is no such sample.
+        Raise an IndexError if there is no such sample, or a ValueError if the bytes are not those of such values.
         """
         self.checked(sample)
         parts = zip(self._kinds, parted(raw, len(self._kinds)), strict=True)
@@ -372,7 +389,7 @@ class ColumnarSource(Source):
         """Write all rows of a batch at once, padded, decoding the groups that are not in memory.
 
         Raise a ReadError if a group cannot be decoded or its file has changed, or a DataError if it is larger than
-        `cache`.
+        `cache`. An OSError of the disk passes.
         """
         self._kept.gather(self._rows[samples], out)
 
@@ -416,6 +433,6 @@ class ColumnarSource(Source):
         return row - int(self._first_of_file[self._group_of(row)])
 
     def close(self) -> None:
-        """Drop the decoded groups and close the files."""
+        """Drop the decoded groups and close the files; both come back when rows are next read."""
         self.__dict__.pop("_kept", None)
         super().close()

@@ -53,17 +53,23 @@ class NumpySource(Source):
     def _columns(self) -> list[ArrayColumn]:
         """Return the arrays of the chosen keys, mapped by the first call.
 
-        Raise a DataError if a file or array cannot be used.
+        Raise a DataError if a file or array cannot be used, or a ReadError if a remote file cannot be fetched.
         """
         return open_columns(self.files, self._found_paths(), self.settings.keys)
 
     def _found_paths(self) -> list[str]:
-        """Return the files that `paths` stands for; raise a DataError if there is none, or if one is named twice."""
+        """Return the files that `paths` stands for; raise a DataError if there is none, or if one is named twice.
+
+        Raise a ReadError if a store cannot be asked, or a SettingsError for braces that stand for too many names.
+        """
         return self.files.found(self.settings.paths, ".npy", ".npz")
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the field of each array; raise a DataError if a file or array cannot be used."""
+        """Return the field of each array, which the first call maps.
+
+        Raise a DataError if a file or array cannot be used, or a ReadError if a remote file cannot be fetched.
+        """
         return fields_of_rows(
             (column.key, str(column.values.dtype), column.values.shape[1:], column.offsets is not None)
             for column in self._columns
@@ -74,14 +80,16 @@ class NumpySource(Source):
     def stamp(self) -> str:
         """Return a stamp of the files.
 
-        Raise a DataError if there is none or one is named twice, or a store cannot be asked.
+        Raise a DataError if there is none or one is named twice; a ReadError if a store cannot be asked, or a
+        SettingsError for braces that stand for too many names.
         """
         return self.files.stamp(self._found_paths())
 
     def survey(self) -> Inventory:
         """Count the rows of the arrays.
 
-        Raise a DataError if a file or array cannot be used, or rows differ in number.
+        Raise a DataError if there is no file, a file or array cannot be used, or rows differ in number; a ReadError if
+        a store cannot be asked or read, and an OSError if the disk fails.
         """
         total = self._columns[0].samples
         return Inventory(
@@ -95,7 +103,7 @@ class NumpySource(Source):
         """Return the lengths of these rows: of a ragged array the differences of its offsets.
 
         Where no array is ragged, the size of the first axis counts; other arrays have no lengths. Raise a DataError if
-        offsets fall.
+        offsets fall, or a file or array cannot be used; a ReadError if a remote file cannot be fetched.
         """
         numbers = {"row": np.arange(piece.start, piece.stop)}
         for column, field in zip(self._columns, self.fields, strict=True):
@@ -122,7 +130,10 @@ class NumpySource(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a file is gone or has changed since it was made."""
+        """Take the index; raise a DataError if a file is gone or has changed since it was made.
+
+        Raise a ReadError if a store cannot be asked, and an OSError if a file cannot be read.
+        """
         refuse_other_files(self.files, indexed)
         self.indexed = indexed
         self._in_use = FilesInUse(self.files, indexed)
@@ -133,7 +144,8 @@ class NumpySource(Source):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the bytes of each sample's arrays, all keys in one piece.
 
-        Raise a ReadError if a file is no longer the indexed one. Raise an IndexError if a number is out of range.
+        Raise a ReadError if a file is no longer the indexed one, a DataError if it cannot be used, an OSError if the
+        disk fails, and an IndexError if a number is out of range.
         """
         self._in_use.refuse_changed()  # before as well: reading a mapped file beyond its end kills the process (SIGBUS)
         columns = self._columns
@@ -146,7 +158,8 @@ class NumpySource(Source):
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterator[bytes]:
         """Yield the bytes of each chunk: of keys that are cut only the stretch's, of others all.
 
-        Raise a ReadError if a file is no longer the indexed one. Raise an IndexError if a number is out of range.
+        Raise what `read` raises: a ReadError if a file is no longer the indexed one, a DataError if it cannot be used,
+        an OSError if the disk fails, and an IndexError if a number is out of range.
         """
         self._in_use.refuse_changed()  # before as well, as in `read`
         for chunk in chunks:
@@ -160,12 +173,15 @@ class NumpySource(Source):
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
         """Return a new array for each key; the bytes hold the stretch already.
 
-        Raise an IndexError if there is no such sample.
+        Raise what `decode` raises, such as an IndexError if there is no such sample.
         """
         return self.decode(chunk.sample, raw)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return a new array for each key; raise an IndexError if the number is out of range."""
+        """Return a new array for each key; raise an IndexError if the number is out of range.
+
+        Raise a ValueError if the bytes do not fill the arrays, or what mapping the arrays raises, such as a DataError.
+        """
         self.checked(sample)
         columns = self._columns
         return {
@@ -176,7 +192,8 @@ class NumpySource(Source):
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, padded, for the keys that `out` has; plain rows are copied as they are.
 
-        Raise a ReadError if a file is no longer the indexed one.
+        Raise a ReadError if a file is no longer the indexed one, a DataError if it cannot be used, and an OSError if
+        the disk fails.
         """
         self._in_use.refuse_changed()  # before as well, as in `read`
         rows = self._rows[samples]
@@ -214,7 +231,7 @@ class NumpySource(Source):
         return f"{self._known}, row {self._rows[sample]}"
 
     def close(self) -> None:
-        """Drop the arrays and close the files."""
+        """Drop the arrays and close the files; arrays are mapped again when they are next needed."""
         self.__dict__.pop("_columns", None)
         super().close()
 
@@ -225,7 +242,7 @@ class NumpySource(Source):
 
 
 def _values_of(column: ArrayColumn, row: int) -> NDArray[Any]:
-    """Return the values of one sample."""
+    """Return the values of one sample: a row of the array, or of a ragged one what lies between two offsets."""
     if column.offsets is None:
         return np.asarray(column.values[row])
     return column.values[int(column.offsets[row]) : int(column.offsets[row + 1])]

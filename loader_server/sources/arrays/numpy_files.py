@@ -53,8 +53,9 @@ class ArrayColumn:
 def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> list[ArrayColumn]:
     """Return the columns of the wanted keys, or of all keys if none is named.
 
-    Raise a DataError if there is no array, if a file is broken or holds pickles, if a key is missing or there twice, or
-    if columns differ in length, have no usable dtype, or have offsets that do not fit their values.
+    Raise a DataError if there is no array, if a file is missing, broken or holds pickles, if a key is missing or there
+    twice, or if columns differ in length, have no usable dtype, or have offsets that do not fit their values; a
+    ReadError if a remote file cannot be fetched.
     """
     arrays: dict[str, NDArray[Any]] = {}
     for path in paths:
@@ -82,7 +83,8 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
 def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
     """Return the arrays of a file by name, mapped.
 
-    Raise a DataError if it is missing, or not a whole file of plain arrays.
+    Raise a DataError if it is missing, or not a whole file of plain arrays, or the disk fails; a ReadError if a remote
+    file cannot be fetched.
     """
     files.facts(path)
     try:
@@ -105,7 +107,8 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
 def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
     """Return an array of an `.npz`: mapped if it is stored, read into memory if it is compressed.
 
-    Raise a ValueError if it holds Python objects or is no array.
+    Raise a ValueError if it holds Python objects or is no array; an OSError, EOFError, BadZipFile or zlib's error if it
+    is damaged or cannot be read.
     """
     with archive.open(member) as stream:
         # A compressed member has no bytes that could be mapped.

@@ -135,9 +135,9 @@ def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and which channel of
 ) -> NDArray[np.float32]:
     """Return up to `frames` frames of an open file from frame `start` on, as one channel.
 
-    That is `channel`, or the average of all. Only these frames are decoded; fewer come back if the file ends before.
-    Raise a SampleError if the file is no audio or is recognizably cut short, or if the stretch would decode to more
-    than `largest` bytes (0: no limit).
+    That is `channel`, which the file has to have, or the average of all. Only these frames are decoded; fewer come back
+    if the file ends before. Raise a SampleError if the file is no audio or is recognizably cut short, or if the stretch
+    would decode to more than `largest` bytes (0: no limit); an OSError if it cannot be read.
     """
     try:
         mended = _whole_audio(_of_handle(handle), os.fstat(handle).st_size, where)
@@ -151,7 +151,10 @@ def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and which channel of
 
 
 def _mono(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32]:
-    """Return the chosen channel, or the average of all; a single channel is returned as it is."""
+    """Return the chosen channel, or the average of all; a single channel is returned as it is.
+
+    Raise an IndexError if there is no such channel among several.
+    """
     if audio.shape[1] == 1:
         return audio[:, 0]
     if channel != AVERAGED:
@@ -164,7 +167,7 @@ def header_of(path: str, seen: SeenFiles) -> AudioHeader:
     """Return the header of a local file without decoding it, and note its content's digest in `seen`.
 
     Raise a SampleError if it is no regular file, is empty, no audio, or recognizably cut short (see containers); an
-    OSError if it cannot be opened.
+    OSError if it cannot be opened or read.
     """
     # soundfile reads headers from a descriptor in half the time that it takes from a Python file.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: opening a pipe must not wait
@@ -200,7 +203,8 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
 def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, int]:
     """Return frames, rate and channels of an open local file.
 
-    Raise a SampleError if it is no regular file, is empty, no audio, or recognizably cut short.
+    Raise a SampleError if it is no regular file, is empty, no audio, or recognizably cut short; an OSError if it cannot
+    be read.
     """
     if not stat.S_ISREG(status.st_mode):
         raise _unusable("not_a_file", "a file", "something else", path)
@@ -218,7 +222,10 @@ def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
 
 
 def _header(file: int | io.BytesIO, read: Callable[[int, int], bytes], size: int, where: str) -> tuple[int, int, int]:
-    """Return frames, rate and channels of a file that `read` reads; raise a SampleError as `header_of_bytes` does."""
+    """Return frames, rate and channels of a file that `read` reads; raise a SampleError as `header_of_bytes` does.
+
+    Errors of `read` pass.
+    """
     if plain := plain_header(read(0, min(HEADER_BYTES, size)), size):
         return *plain, 1
     # libsndfile opens the file itself, or the copy whose header was mended.
@@ -231,7 +238,10 @@ def _of_bytes(raw: bytes) -> Callable[[int, int], bytes]:
 
 
 def _of_handle(handle: int) -> Callable[[int, int], bytes]:
-    """Return a function that reads bytes of an open file, wherever it stands."""
+    """Return a function that reads bytes of an open file, wherever it stands.
+
+    The function raises an OSError if the disk fails, or the number of bytes is negative.
+    """
     return lambda offset, nbytes: os.pread(handle, nbytes, offset)
 
 
@@ -239,7 +249,8 @@ def _whole_audio(read: Callable[[int, int], bytes], size: int, where: str) -> io
     """Raise a SampleError if a file lost its end; return a mended copy if its header gives a size of 0.
 
     A program that writes into a pipe leaves 0 there, which libsndfile takes for an empty recording; the copy has the
-    size that means "all that follows". Return None for any other file, which is decoded as it is.
+    size that means "all that follows". Return None for any other file, which is decoded as it is. Errors of `read`
+    pass.
     """
     extent = audio_extent(read, size)
     if extent is not None and extent.is_cut(size):

@@ -99,6 +99,7 @@ def audio_extent(read: Read, size: int) -> AudioExtent | None:
     """Return the extent of the audio in a file of this size.
 
     Return None if the container is none of those known here, or if the file's headers end before the audio is found.
+    Errors of `read` pass.
     """
     head = read(0, min(size, 40))
     parse = _parser_of(head)
@@ -130,7 +131,7 @@ def _known_long(promised: int, without: int = 0) -> int | None:
 def _chunks(read: Read, size: int, at: int, layout: _ChunkLayout) -> Iterator[tuple[bytes, int, int]]:
     """Yield name, size and first byte of each chunk from `at` on, up to the limit on chunks.
 
-    Raise a struct.error if the file ends within a chunk's header.
+    Raise a struct.error if the file ends within or before a chunk's header; errors of `read` pass.
     """
     header, align, counted = layout
     for _ in range(_MOST_CHUNKS):
@@ -141,10 +142,10 @@ def _chunks(read: Read, size: int, at: int, layout: _ChunkLayout) -> Iterator[tu
 
 
 def _riff(read: Read, size: int, head: bytes) -> AudioExtent | None:
-    """Return the extent in a WAV file or its 64-bit forms (RF64, BW64); None without a data chunk.
+    """Return the extent in a WAV file or its 64-bit forms (RF64, BW64); None if 4096 chunks hold no data chunk.
 
     In the 64-bit forms a chunk `ds64` holds the sizes that do not fit into 32 bits. Raise a struct.error if the file
-    ends within a chunk's header.
+    ends before a data chunk is found; errors of `read` pass.
     """
     order = ">" if head[:4] == b"RIFX" else "<"
     whole, long_sizes, block = struct.unpack_from(f"{order}I", head, 4)[0], None, 1
@@ -172,9 +173,9 @@ def _riff_data(begin: int, nbytes: int, whole: int, block: int) -> AudioExtent:
 
 
 def _aiff(read: Read, size: int, _head: bytes) -> AudioExtent | None:
-    """Return the extent in an AIFF or AIFC file; None without a sound chunk.
+    """Return the extent in an AIFF or AIFC file; None if its first 4096 chunks hold no sound chunk.
 
-    Raise a struct.error if the file ends within a chunk's header.
+    Raise a struct.error if the file ends before a sound chunk is found; errors of `read` pass.
     """
     for name, nbytes, begin in _chunks(read, size, 12, (struct.Struct(">4sI"), 2, 0)):
         if name == b"SSND":
@@ -184,10 +185,10 @@ def _aiff(read: Read, size: int, _head: bytes) -> AudioExtent | None:
 
 
 def _w64(read: Read, size: int, _head: bytes) -> AudioExtent | None:
-    """Return the extent in a Sony Wave64 file; None without a data chunk.
+    """Return the extent in a Sony Wave64 file; None if its first 4096 chunks hold no data chunk.
 
     Sizes include the chunk's own header of 24 bytes, and chunks begin at multiples of 8. Raise a struct.error if the
-    file ends within a chunk's header.
+    file ends before a data chunk is found; errors of `read` pass.
     """
     for name, nbytes, begin in _chunks(read, size, 40, (struct.Struct("<4s12xQ"), 8, 24)):
         if name == b"data":
@@ -198,7 +199,7 @@ def _w64(read: Read, size: int, _head: bytes) -> AudioExtent | None:
 def _caf(read: Read, size: int, _head: bytes) -> AudioExtent | None:
     """Return the extent in a Core Audio file; None if its first 4096 chunks hold no data chunk.
 
-    Raise a struct.error if the file ends before a data chunk is found.
+    Raise a struct.error if the file ends before a data chunk is found; errors of `read` pass.
     """
     for name, nbytes, begin in _chunks(read, size, 8, (struct.Struct(">4sQ"), 1, 0)):
         if name == b"data":
@@ -221,7 +222,7 @@ def is_ogg_cut(read: Read, size: int) -> bool:
     """Return whether an OGG file ends before the page that is marked as its stream's last.
 
     Only the last page is looked at, wherever it begins; bytes after it are appended tags. Return False for a file that
-    is not OGG, or that has no page near its end.
+    is not OGG, or that has no page near its end. Errors of `read` pass.
     """
     if read(0, min(size, 4)) != b"OggS":
         return False
@@ -267,7 +268,10 @@ def plain_header(raw: bytes, size: int) -> tuple[int, int] | None:
 
 
 def plain_samples(raw: bytes, offset: int = 0) -> NDArray[np.float32]:
-    """Return the 16-bit samples from byte `offset` on, as floats from -1 to 1."""
+    """Return the 16-bit samples from byte `offset` on, as floats from -1 to 1.
+
+    Raise a ValueError if their bytes are an odd number.
+    """
     audio = np.frombuffer(raw, _SAMPLE, offset=offset).astype(np.float32)
     audio *= _STEP  # a step of its own: converting while multiplying goes through a buffer, and costs a third more
     return audio

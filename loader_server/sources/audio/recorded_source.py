@@ -51,7 +51,8 @@ class RecordedSource(Source):
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
         """Return the bytes of each sample's recording or stretch, read when they are asked for.
 
-        Raise an IndexError for a number that is no sample; reading raises a ReadError if a file is not the indexed one.
+        Raise an IndexError for a number that is no sample; reading raises a ReadError if a file is not the indexed one
+        or a remote one cannot be fetched, and an OSError if it cannot be opened or read.
         """
         return map(self._recordings.read, [self.checked(sample) for sample in samples])
 
@@ -65,13 +66,14 @@ class RecordedSource(Source):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the sample's audio, its rate, and what `values_beside_audio` adds.
 
-        Raise a SampleError if the audio cannot be decoded, or a ReadError if decoding seeks in a file that has changed.
+        Raise a SampleError if the audio cannot be decoded. If decoding seeks in the file, raise a ReadError if that has
+        changed, or an OSError if it cannot be opened.
         """
         audio, rate = self._recordings.decode(sample, raw)
         return _audio_first(audio, rate, self.values_beside_audio(sample))
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
-        """Return the decoded samples as columns.
+        """Return the decoded samples, of which there is at least one, as columns.
 
         Return None, so that the caller decodes one by one, if that would take long (see `Recordings.decode_all`) or if
         samples hold different keys. Raise what `decode` raises.
@@ -86,8 +88,8 @@ class RecordedSource(Source):
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
         """Return the bytes of each stretch; empty bytes where decoding has to seek in the file.
 
-        Read whole samples if any chunk cuts something other than the audio. Reading raises a ReadError if a file is not
-        the indexed one.
+        Read whole samples if any chunk does not cut the audio. Reading raises a ReadError if a file is not the indexed
+        one or a remote one cannot be fetched, and an OSError if it cannot be opened or read.
         """
         if not all(_AUDIO in chunk.keys for chunk in chunks):
             return super().read_chunks(chunks)
@@ -96,7 +98,7 @@ class RecordedSource(Source):
     def decode_chunk(self, chunk: Chunk, raw: bytes) -> dict[str, Any]:
         """Return the stretch of the audio, with values that are cut along with it cut alike.
 
-        Raise what `decode` raises.
+        If the audio is not cut, it is returned whole. Raise what `decode` raises.
         """
         if _AUDIO not in chunk.keys:
             return super().decode_chunk(chunk, raw)
@@ -107,7 +109,10 @@ class RecordedSource(Source):
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of the audio libraries by name."""
+        """Return the versions of the audio libraries by name.
+
+        Raise importlib's PackageNotFoundError if soundfile was not installed as a package.
+        """
         return audio_versions()
 
 
@@ -127,7 +132,10 @@ class ListedSource(RecordedSource):
     beside_audio: ClassVar[tuple[str, ...]]
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a list is gone or has changed since it was made."""
+        """Take the index; raise a DataError if a list is gone or has changed since it was made.
+
+        Raise a ReadError if its store cannot be asked.
+        """
         for facts in indexed.origin:
             refuse_other_list(facts, self.files, self.list_kind, indexed.place)
         self.indexed = indexed

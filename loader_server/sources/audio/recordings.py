@@ -49,7 +49,7 @@ def audio_field(rate: int) -> Field:
 
 
 def common_rate(rates: NDArray[np.int64]) -> int:
-    """Return the rate of all files if they have the same, else 0."""
+    """Return the rate of all files, of which there is at least one, if they have the same, else 0."""
     return int(rates[0]) if (rates == rates[0]).all() else 0
 
 
@@ -106,7 +106,8 @@ class Recordings:
     def read(self, sample: int) -> bytes:
         """Return the bytes of the sample's file or stretch; empty bytes if decoding has to seek.
 
-        Raise a ReadError if the file is no longer the indexed one, and an OSError if it cannot be opened or read.
+        Raise a ReadError if the file is no longer the indexed one or a remote one cannot be fetched, and an OSError if
+        it cannot be opened or read.
         """
         return self._read(self._extent(sample))
 
@@ -117,7 +118,8 @@ class Recordings:
     def _read(self, extent: _Extent) -> bytes:
         """Return the bytes that decoding an extent needs; empty bytes if it has to seek.
 
-        Raise a ReadError if the file is no longer the indexed one, and an OSError if it cannot be opened or read.
+        Raise a ReadError if the file is no longer the indexed one or a remote one cannot be fetched, and an OSError if
+        it cannot be opened or read.
         """
         sample = extent.sample
         if is_url(path := self._path_of(sample)):
@@ -205,7 +207,8 @@ class Recordings:
     def _refuse_other_content(self, sample: int, handle: int, raw: bytes | None) -> None:
         """Raise a ReadError if an open file, which was just read, is not the indexed one.
 
-        `raw` are all of its bytes if they were read; otherwise the digest is computed from the descriptor.
+        `raw` are all of its bytes if they were read; otherwise the digest is computed from the descriptor. Raise an
+        OSError if the disk fails.
         """
         # A writer changes the status before the bytes. So if the status is taken after reading and is one that was seen
         # with the indexed content, the bytes that were read are the indexed ones.
@@ -276,7 +279,7 @@ class Recordings:
     def _decode(self, extent: _Extent, raw: bytes) -> tuple[NDArray[np.float32], int]:
         """Return the audio of an extent and its rate; raise a SampleError if it has another number of frames.
 
-        Raise what `decode` raises besides.
+        Raise besides what `_decoded` raises.
         """
         audio, rate = self._decoded(extent, raw)
         if len(audio) != extent.frames:
@@ -292,7 +295,8 @@ class Recordings:
     def _decoded(self, extent: _Extent, raw: bytes) -> tuple[NDArray[np.float32], int]:
         """Return the audio of an extent and its rate, however many frames there are.
 
-        Raise a SampleError if it cannot be decoded or is too large, or a ReadError if the file it seeks in is another.
+        Raise a SampleError if it cannot be decoded or is too large. If it seeks in the file, raise a ReadError if that
+        is another one or cannot be fetched, or an OSError if it cannot be opened.
         """
         sample = extent.sample
         if extent.is_whole_file:
@@ -311,7 +315,7 @@ class Recordings:
         """Return the audio of an extent of an open file.
 
         Raise a ReadError if a local file is no longer the indexed one, whether decoding failed or not; otherwise a
-        SampleError if it cannot be decoded or is too large.
+        SampleError if it cannot be decoded or is too large. An OSError of the disk passes.
         """
         sample = extent.sample
         where, channel = self._named(sample), int(self._channel[sample])

@@ -44,7 +44,10 @@ class _Column:
 
 
 class ChunkedSource(Source):
-    """Source of the chunks that a rule cuts from an open source."""
+    """Source of the chunks that a rule cuts from an open source.
+
+    Raise a SettingsError if the rule does not fit the source, as `ChunkRule.table` does.
+    """
 
     def __init__(self, recordings: Source, rule: ChunkRule, where: str) -> None:
         super().__init__(recordings.settings, recordings.base)
@@ -66,7 +69,10 @@ class ChunkedSource(Source):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of the recordings."""
+        """Return the fields of the recordings.
+
+        Errors of their source pass.
+        """
         return self._recordings.fields
 
     @property
@@ -140,11 +146,17 @@ class ChunkedSource(Source):
         return self._recordings.indexed_files()
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Announce to the source of the recordings which of them will be read soon, each once."""
+        """Announce to the source of the recordings which of them will be read soon, each once.
+
+        Errors of its `expect` pass.
+        """
         self._recordings.expect(np.unique(self._table.recordings_of(samples)))
 
     def looks_ahead(self) -> bool:
-        """Return whether the source of the recordings looks ahead."""
+        """Return whether the source of the recordings looks ahead.
+
+        Raise a ReadError if the folder of its cache cannot be used.
+        """
         return self._recordings.looks_ahead()
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
@@ -200,6 +212,6 @@ class ChunkedSource(Source):
         return self._recordings.versions
 
     def close(self) -> None:
-        """Close the source of the recordings."""
+        """Close the source of the recordings, whose files open again when they are next read."""
         self._recordings.close()
         super().close()

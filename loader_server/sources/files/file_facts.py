@@ -128,14 +128,17 @@ class FilePlaces:
 
 
 class LocalFile:
-    """A file that stays on this machine's disk, at `path`, until it is closed or forgotten."""
+    """A file that stays on this machine's disk, at `path`, until it is closed or forgotten.
+
+    `give_back` is called once, then.
+    """
 
     def __init__(self, path: Path, give_back: Callable[[], object] | None = None) -> None:
         self.path = path
         self._give_back = give_back
 
     def close(self) -> None:
-        """Release the file; closing again does nothing."""
+        """Release the file, which may be evicted from then on; closing again does nothing."""
         # Cleared before the call: `__del__` closes again, and a descriptor's number may be another file's by then.
         give_back, self._give_back = self._give_back, None
         if give_back is not None:

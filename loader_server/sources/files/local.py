@@ -22,7 +22,7 @@ def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] |
     """Return the files of a folder or a pattern, in any order; None if `name` is neither, so names a file.
 
     A file that is itself called like a pattern gives None, too. Of a folder, only files that end in a suffix count, if
-    there are suffixes, and no hidden ones.
+    there are suffixes, and no hidden ones. The list is empty if there are none; folders that cannot be read have none.
     """
     path, ends = base / name, suffixes or ("",)
     if os.path.isdir(path):  # Path.is_dir raises if a name is too long
@@ -35,7 +35,10 @@ def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] |
 
 
 def _below(folder: Path) -> Iterable[str]:
-    """Yield the files in a folder and its sub-folders, relative to it, except hidden ones."""
+    """Yield the files in a folder and its sub-folders, relative to it, except hidden ones.
+
+    Files in hidden folders, or in folders that cannot be read, are left out.
+    """
     for place, folders, files in os.walk(folder):
         # In place, which keeps os.walk from entering them.
         folders[:] = [name for name in folders if not is_hidden(name)]
@@ -71,7 +74,10 @@ def _are_same_file(path: Path, other: Path) -> bool:
 
 
 def is_hidden(path: str) -> bool:
-    """Return whether a file or one of its folders begins with a dot or an underscore, as tools name their own files."""
+    """Return whether a file or one of its folders begins with a dot or an underscore, as tools name their own files.
+
+    The parts `.` and `..` of a path count as well.
+    """
     return any(part.startswith((".", "_")) for part in path.split("/"))
 
 
@@ -108,7 +114,10 @@ def _descriptor(path: str | Path, flags: int = os.O_RDONLY) -> int:
 
 
 class LocalHandle:
-    """An open file that closes with its last reference, even if it has been dropped elsewhere meanwhile."""
+    """An open file that closes with its last reference, even if it has been dropped elsewhere meanwhile.
+
+    Making it opens the file: raise an OSError if it cannot be opened or is not a regular file.
+    """
 
     __slots__ = ("number",)
 
@@ -123,7 +132,10 @@ class LocalHandle:
 
 
 def bytes_at(handle: int, offset: int, nbytes: int) -> bytes:
-    """Return `nbytes` bytes, or fewer at the end of the file; one read may return less than was asked for."""
+    """Return `nbytes` bytes, or fewer at the end of the file; one read may return less than was asked for.
+
+    Raise an OSError if the disk fails.
+    """
     # pread has no position, so threads may share a descriptor.
     raw = os.pread(handle, nbytes, offset)
     while len(raw) < nbytes and (more := os.pread(handle, nbytes - len(raw), offset + len(raw))):

@@ -94,11 +94,11 @@ class Files:
         """Return the files that a list of paths stands for.
 
         A path stands for itself, for a range (`{000..099}.tar`), for all files that match a pattern (`shards/*.tar`,
-        `**/*.tar`), or for all files below a folder that end in a suffix (a remote folder's name ends in /). Patterns
-        and folders give sorted names. Raise a DataError if no path is given, a pattern or folder has no file, or,
-        unless `once` is False, a file is named twice; whether files named by themselves are there is not looked at.
-        Raise a SettingsError for braces that stand for more than a million names, or if a store's library is missing,
-        and a ReadError if a store cannot be asked.
+        `**/*.tar`), or for all files below a folder, except hidden ones, that end in a suffix (a remote folder's name
+        ends in /). Patterns and folders give sorted names. Raise a DataError if no path is given, a pattern or folder
+        has no file or is an unusable URL, or, unless `once` is False, a file is named twice; whether files named by
+        themselves are there is not looked at. Raise a SettingsError for braces that stand for more than a million
+        names, or if a store's library is missing, and a ReadError if a store cannot be asked.
         """
         names = list(paths)
         if not names:
@@ -134,7 +134,7 @@ class Files:
     def _files_of(self, name: str, suffixes: tuple[str, ...]) -> list[str]:
         """Return the sorted files of a folder or a pattern, or the name itself; raise a DataError if there are none.
 
-        Raise a ReadError if a store cannot be asked.
+        Raise a ReadError if a store cannot be asked, and a SettingsError if its library is missing.
         """
         if is_url(name):
             return self._remote_files_of(name, suffixes)
@@ -145,7 +145,8 @@ class Files:
         """Return the sorted URLs of a folder or a pattern, or the URL itself; raise a DataError if there are none.
 
         Only a URL that ends in / is a folder, because stores have no folders to ask about. Hidden files of a folder are
-        left out. Raise a ReadError if the store cannot be asked.
+        left out. Raise a DataError for an unusable URL as well, a ReadError if the store cannot be asked, and a
+        SettingsError if its library is missing.
         """
         if not url.endswith("/"):
             return self._sorted_files(url, self._remote.found(url), ()) if "*" in url or "[" in url else [url]
@@ -166,14 +167,14 @@ class Files:
     # --- what they are ---
 
     def where(self, path: str) -> str:
-        """Return the name of the file for messages, without credentials."""
+        """Return the file's name for messages: the path from `base` on, or the URL without credentials."""
         return without_credentials(path) if is_url(path) else str(self._base / path)
 
     def facts(self, path: str) -> FileFacts:
         """Return size and version; raise a DataError if there is no such file, or something other than a file.
 
-        Raise a ReadError if a store cannot be asked, and a SettingsError if its library is missing. A URL sets
-        `are_remote`.
+        Raise it too for a file that cannot be looked at, an unusable URL, or a store that tells no size. Raise a
+        ReadError if a store cannot be asked, and a SettingsError if its library is missing. A URL sets `are_remote`.
         """
         if is_url(path):
             self.are_remote = True
@@ -187,13 +188,17 @@ class Files:
         return FileFacts(bytes=status.st_size, version=status.st_mtime_ns)
 
     def note_remote(self, samples: int, path_of: Callable[[int], str]) -> None:
-        """Set `are_remote` from the first sample's file, for samples whose files were not looked at since indexing."""
+        """Set `are_remote` if the first sample's file is remote.
+
+        This is for samples whose files were not looked at since indexing. Without samples, or if that file is local,
+        nothing changes.
+        """
         self.are_remote |= samples > 0 and is_url(path_of(0))
 
     def has(self, path: str) -> bool:
         """Return whether there is such a file; raise a ReadError if its store cannot be asked.
 
-        Return False for a folder, too. Raise a SettingsError if the store's library is missing.
+        Return False for a folder and for an unusable URL, too. Raise a SettingsError if the store's library is missing.
         """
         try:
             self.facts(path)
@@ -206,7 +211,8 @@ class Files:
     def origin(self, paths: Iterable[str]) -> list[dict[str, Any]]:
         """Return what an inventory records about its files (`Inventory(origin=…)`), for `refuse_changed`.
 
-        Raise a DataError if a file is absent, or a ReadError if its store cannot be asked.
+        Raise a DataError if a file is absent, a ReadError if its store cannot be asked, and a SettingsError if the
+        store's library is missing.
         """
         names = list(paths)
         return [{"path": path, **asdict(facts)} for path, facts in zip(names, self._facts_of(names), strict=True)]
@@ -214,8 +220,9 @@ class Files:
     def _facts_of(self, paths: list[str]) -> Iterable[FileFacts]:
         """Return the facts of these files, asking about remote ones in parallel; raise a DataError if one is absent.
 
-        Raise a ReadError if a store cannot be asked. Without remote files, the facts are looked up only as they are
-        taken. Remote files are read in these versions from here on.
+        Raise a ReadError if a store cannot be asked, and a SettingsError if its library is missing. Without remote
+        files, the facts are looked up, and errors raised, only as they are taken. Remote files are read in these
+        versions from here on.
         """
         if not any(map(is_url, paths)):
             return map(self.facts, paths)
@@ -258,8 +265,8 @@ class Files:
         """Raise a DataError if a file of the index's origin is gone or differs; a source calls it in `open`.
 
         Only sizes of local files are compared, because a copy has other times; sources keep digests of what they read,
-        or of the files (`same_files`). Of remote files the version is compared as well: raise a ReadError if the store
-        cannot be asked.
+        or of the files (`same_files`). Remote files are compared by version too, and read in it from here on. Raise a
+        ReadError if a store cannot be asked, and a SettingsError if its library is missing.
         """
         indexed = list(origin)
         paths = [facts["path"] for facts in indexed]
@@ -281,6 +288,7 @@ class Files:
 
         Raise a ReadError if the file ends before, or a remote file cannot be fetched; a DataError if a remote file is
         gone when it is first looked at; an OSError if the disk fails or the local file is gone or is no regular file.
+        Errors of the cache of remote files (`RemoteFiles.read`) pass through.
         """
         handle = self._handles.get(path)  # our reference keeps it open if another thread clears `_handles` now
         if handle is None:
@@ -297,8 +305,8 @@ class Files:
     def read_all(self, extents: Iterable[tuple[str, int, int]]) -> Iterator[bytes]:
         """Yield the bytes of many small pieces (path, offset, size), each read when it is asked for.
 
-        Raise a ReadError if a file ends before a piece does or a remote one cannot be fetched, and an OSError if the
-        disk fails or a local file is gone.
+        Raise a ReadError if a file ends before a piece does or a remote one cannot be fetched, an OSError if the disk
+        fails or a local file is gone, and besides what `read` raises.
         """
         # An open local file is read right here, without the calls of `read`: that is most pieces. Anything else (a file
         # not open, a remote one, a short read) goes through `read`, which reads on or words the error.
@@ -312,7 +320,7 @@ class Files:
         """Return all bytes of a file that holds one sample.
 
         Raise a ReadError if the file no longer has these facts or a remote one cannot be fetched, and an OSError as
-        `read` does.
+        `read` does. Errors of the cache of remote files (`RemoteFiles.read`) pass through.
         """
         if is_url(path):
             return self._remote.read(path, facts, 0, facts.bytes)
@@ -328,15 +336,17 @@ class Files:
     def part(self, path: str, facts: FileFacts, offset: int, nbytes: int) -> bytes:
         """Return bytes of a remote file that holds one sample, or few, in the version of these facts.
 
-        Raise a ReadError if the file is shorter, has changed or cannot be fetched.
+        Raise a ReadError if the file is shorter, has changed or cannot be fetched. Errors of the cache of remote files
+        (`RemoteFiles.read`) pass through.
         """
         return self._remote.read(path, facts, offset, nbytes)
 
     def open(self, path: str) -> BinaryIO:
         """Return the file, opened for reading and seeking; the caller closes it.
 
-        Raise a DataError if a local file cannot be opened or a remote one is absent. What a remote file holds is
-        fetched by reading, which raises a ReadError if it cannot be.
+        Raise a DataError if a local file cannot be opened, and for a remote one what `_version` raises, such as a
+        DataError if it is absent. What a remote file holds is fetched by reading, which raises a ReadError if it cannot
+        be.
         """
         if is_url(path):
             return self._remote.open(path, self._version(path))
@@ -348,7 +358,8 @@ class Files:
     def refuse_no_text(self, path: str) -> None:
         """Raise a DataError if the first bytes show that a file is compressed or otherwise not text in UTF-8.
 
-        Raise it too if the file cannot be opened or read; any other beginning passes.
+        Raise it too if the file cannot be opened or a local one read, and a ReadError if a remote one cannot be
+        fetched; any other beginning passes.
         """
         with self.open(path) as file:
             try:
@@ -373,8 +384,8 @@ class Files:
         """Return the whole file on this machine's disk, for a library that wants a path or a memory map.
 
         The caller closes it after use; until then it is not evicted from the cache. Raise a ReadError if a remote file
-        cannot be fetched, or the cache is too small for it, and a DataError if it is gone when it is first looked at. A
-        local file is not looked at.
+        cannot be fetched, or the cache is too small for it, and a DataError if it is gone when it is first looked at;
+        other errors of the cache (`RemoteFiles.local`) pass through. A local file is not looked at.
         """
         if is_url(path):
             return self._remote.local(path, facts or self._version(path))
@@ -383,8 +394,8 @@ class Files:
     def keep_local(self, path: str) -> Path:
         """Return the path of a local copy that is kept until these files are closed, for files that stay mapped.
 
-        Raise a ReadError if a remote file cannot be fetched, or the cache is too small for it, and a DataError if it is
-        gone when it is first looked at.
+        Raise what `local` raises, such as a ReadError if a remote file cannot be fetched; a local file is not looked
+        at.
         """
         self._kept.append(self.local(path))
         return self._kept[-1].path
@@ -399,7 +410,7 @@ class Files:
     def _version(self, url: str) -> FileFacts:
         """Return the version that the file had when it was first looked at; raise a DataError if there was none.
 
-        Raise a ReadError if the store cannot be asked.
+        Raise a ReadError if the store cannot be asked, and a SettingsError if its library is missing.
         """
         version = self._versions.get(url)
         if version is None:
@@ -411,33 +422,40 @@ class Files:
     def looks_ahead(self) -> bool:
         """Return whether this process is the one that fetches ahead for this data set, and can take more.
 
-        Return False if no file is remote; raise a ReadError if the folder of the cache cannot be used.
+        Return False if no file is remote; raise a ReadError if the folder of the cache cannot be used, and besides what
+        `RemoteFiles.looks_ahead` raises.
         """
         return self.are_remote and self._remote.looks_ahead(self._data_set)
 
     def expect(self, extents: Iterable[tuple[str, int, int]]) -> None:
         """Begin to fetch the remote ones of these extents (path, offset, size), which will be read soon.
 
-        Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
+        Raise a DataError if a file is gone when it is first looked at, a ReadError if its store cannot be asked, and a
+        SettingsError if the store's library is missing. Fetches that fail later are dropped, and nothing is fetched if
+        the cache is too small.
         """
         remote = ((path, offset, nbytes) for path, offset, nbytes in extents if is_url(path))
         self._remote.expect((url, self._version(url), offset, nbytes) for url, offset, nbytes in remote)
 
     def expect_files(self, files: Iterable[tuple[str, FileFacts]]) -> None:
-        """Begin to fetch those of these whole files that are remote, one for each sample, which will be read soon."""
+        """Begin to fetch those of these whole files that are remote, one for each sample, which will be read soon.
+
+        Fetches that fail are dropped, and nothing is fetched if the cache is too small.
+        """
         self.expect_parts((path, facts, 0, facts.bytes) for path, facts in files)
 
     def expect_parts(self, parts: Iterable[tuple[str, FileFacts, int, int]]) -> None:
         """Begin to fetch parts of remote files of known versions, which will be read by `part` soon.
 
-        Skip local files.
+        Skip local files. Fetches that fail are dropped, and nothing is fetched if the cache is too small.
         """
         self._remote.expect(part for part in parts if is_url(part[0]))
 
     def expect_local(self, paths: Iterable[str]) -> None:
         """Begin to fetch the remote ones of these files, which will be asked for by `local` soon.
 
-        Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
+        Raise a DataError if a file is gone when it is first looked at, a ReadError if its store cannot be asked, and a
+        SettingsError if the store's library is missing.
         """
         self._remote.expect_whole((path, self._version(path)) for path in paths if is_url(path))
 

@@ -25,8 +25,9 @@ def read_patiently(
 ) -> list[bytes]:
     """Return the bytes of these samples; `begin` is called with each sample's number before it is read.
 
-    If the disk fails, go on from that sample after a pause, and raise a ReadError once a sample has failed four times
-    in a row. A ReadError of `read` (a file that is not the indexed one) passes through at once.
+    On an OSError, go on from that sample after a pause, beginning it again, and raise a ReadError once a sample has
+    failed four times in a row. Any other error of `read`, such as the ReadError for a file that is not the indexed one,
+    passes through at once.
     """
     raw: list[bytes] = []
     # The place in `samples` that failed last, and the pauses that are left for it.
@@ -56,9 +57,10 @@ def _read_on(
     begin: Callable[[int], object],
     raw: list[bytes],
 ) -> None:
-    """Append the bytes of these samples to `raw`, by one call of `read`, which gives each sample's bytes in turn.
+    """Append the bytes of these samples, of which there is at least one, to `raw`, by one call of `read`.
 
-    If `read` fails, its error passes through; what was read before is in `raw`, and is not read again.
+    `read` gives each sample's bytes in turn. Errors of `read` and `begin` pass through; what was read before is in
+    `raw`, and is not read again.
     """
     # Each sample is begun before its bytes are asked for, because a read that hangs is blamed on the one begun last.
     # The first is begun before `read` is called: a source that reads all at once does so there.

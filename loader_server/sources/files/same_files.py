@@ -57,8 +57,8 @@ _BLOCK_BYTES = 2**20
 def noted_origin(files: Files, paths: Sequence[str]) -> list[dict[str, Any]]:
     """Return what the index records about these files, for `Inventory(origin=…)`: path, size, version and digest.
 
-    Raise a DataError if a file is absent, a ReadError if a store cannot be asked or read, and an OSError if the disk
-    fails.
+    Raise a DataError if a file is absent, a ReadError if a store cannot be asked or read, a SettingsError if its
+    library is missing, and an OSError if the disk fails.
     """
     return [{**facts, "digest": _digest_of_path(files, facts["path"], facts["bytes"])} for facts in files.origin(paths)]
 
@@ -106,7 +106,8 @@ def has_content(place: str, status: os.stat_result, digest: str, seen: SeenFiles
 def refuse_other_files(files: Files, indexed: Indexed) -> None:
     """Raise a DataError if a file is gone or not the one that the index was made from; a source calls it in `open`.
 
-    Raise a ReadError if a store cannot be asked, and an OSError if a file cannot be read.
+    Raise a ReadError if a store cannot be asked, a SettingsError if its library is missing, and an OSError if a file
+    cannot be read.
     """
     files.refuse_changed(indexed.origin, indexed.place)
     for facts in indexed.origin:
@@ -175,7 +176,8 @@ class FilesInUse:
 def digest_of(read: Callable[[int, int], bytes], nbytes: int) -> str:
     """Return a digest of a file's content; `read(start, stop)` gives its bytes.
 
-    Of a large file only spread pieces are hashed, the first and the last bytes among them.
+    Of a large file only spread pieces are hashed, the first and the last bytes among them. What `read` raises passes
+    through.
     """
     if nbytes <= _PIECES * _PIECE_BYTES:
         return xxhash.xxh3_64_hexdigest(read(0, nbytes))
@@ -209,7 +211,8 @@ def list_facts(path: str, files: Files, word: str) -> dict[str, Any]:
     """Return the entry for a list in the index's origin; raise a DataError if it is not readable text.
 
     `word` is what messages call the list. One that ends in .gz need not be text. Raise a ReadError if its store cannot
-    be asked.
+    be asked or it cannot be fetched, a SettingsError if the store's library is missing, and an OSError if the disk
+    fails.
     """
     now = _facts_of_list(path, files, word)
     if not path.endswith(".gz"):
@@ -218,9 +221,10 @@ def list_facts(path: str, files: Files, word: str) -> dict[str, Any]:
 
 
 def refuse_other_list(facts: dict[str, Any], files: Files, word: str, index: Path) -> None:
-    """Raise a DataError if a list no longer has the indexed content, or cannot be read.
+    """Raise a DataError if a list no longer has the indexed content, or is gone or cannot be opened.
 
-    Raise a ReadError if its store cannot be asked.
+    `word` is what messages call it. Raise a ReadError if its store cannot be asked or it cannot be fetched, a
+    SettingsError if the store's library is missing, and an OSError if the disk fails.
     """
     path, now = facts["path"], _facts_of_list(facts["path"], files, word)
     if now.bytes != facts["bytes"] or not _is_same_list(facts, now, files):
@@ -235,15 +239,16 @@ def refuse_other_list(facts: dict[str, Any], files: Files, word: str, index: Pat
 def refuse_absent_list(path: str, files: Files, word: str) -> None:
     """Raise a DataError if there is no file of the list's name, or a ReadError if its store cannot be asked.
 
-    What the list holds is not looked at; `word` is what messages call it.
+    What the list holds is not looked at; `word` is what messages call it. Raise a SettingsError if the store's library
+    is missing.
     """
     _facts_of_list(path, files, word)
 
 
 def _facts_of_list(path: str, files: Files, word: str) -> FileFacts:
-    """Return a list's size and version; raise a DataError that calls it by `word` if it cannot be read.
+    """Return a list's size and version; raise a DataError that calls it by `word` if there is no such file.
 
-    Raise a ReadError if its store cannot be asked.
+    Raise a ReadError if its store cannot be asked, and a SettingsError if the store's library is missing.
     """
     try:
         return files.facts(path)
@@ -256,7 +261,8 @@ def _facts_of_list(path: str, files: Files, word: str) -> FileFacts:
 def _is_same_list(facts: dict[str, Any], now: FileFacts, files: Files) -> bool:
     """Return whether a list of the indexed size has the indexed content; raise a DataError if it cannot be opened.
 
-    The list is read only if its version or status is not known to go with that content.
+    The list is read only if its version or status is not known to go with that content. Raise a ReadError if a remote
+    list cannot be fetched, and an OSError if a local one is gone or the disk fails.
     """
     # A list whose version or status is known is not read again: it may name a hundred thousand files.
     path = facts["path"]
@@ -270,7 +276,8 @@ def _is_same_list(facts: dict[str, Any], now: FileFacts, files: Files) -> bool:
 def _digest_of_list(path: str, files: Files) -> str:
     """Return a hash of the whole list, and remember it for the status of a local list once that is settled.
 
-    Raise a DataError if the list cannot be opened, or a ReadError if a remote one cannot be fetched.
+    Raise a DataError if the list cannot be opened, a ReadError if a remote one cannot be fetched, and an OSError if the
+    disk fails.
     """
     state = xxhash.xxh3_128()
     with files.open(path) as file:

@@ -70,14 +70,20 @@ class _Memory:
 
 
 class SeenFiles:
-    """The contents that files were seen to have, in a file that is open until nobody holds this object."""
+    """The contents that files were seen to have, in a file that is open until nobody holds this object.
+
+    Without `place`, or if that file cannot be made or opened, they are in this process's memory only.
+    """
 
     def __init__(self, place: Path | None = None) -> None:
         self._memory = _opened(place)
         self._uptime = (boot_id() or os.uname().nodename).encode()
 
     def has(self, status: os.stat_result, digest: str) -> bool:
-        """Return whether a file of this status was seen to have content of this digest."""
+        """Return whether a file of this status was seen to have content of this digest.
+
+        Return False as well once that was forgotten, or if the memory cannot be read.
+        """
         key = self._key(status, digest)
         return key in self._memory.row(key)
 
@@ -108,7 +114,7 @@ class SeenFiles:
 
 
 def status_of(status: os.stat_result) -> tuple[int, int, int, int, int]:
-    """Return the facts that identify a file or change whenever its bytes do."""
+    """Return device, inode, ctime, size and mtime, which identify a file or change whenever its bytes do."""
     return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size, status.st_mtime_ns
 
 

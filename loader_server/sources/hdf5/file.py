@@ -39,7 +39,8 @@ class Hdf5File:
     """One open file; close it after use.
 
     Raise a DataError if the file is missing, damaged or has no usable layout. `places` says where parts of its virtual
-    datasets may be. Raise a SettingsError if h5py is missing, or a ReadError if a remote file cannot be fetched.
+    datasets may be. Raise a SettingsError if h5py is missing, or isal for compressed chunks, and a ReadError if a
+    remote file cannot be fetched.
     """
 
     def __init__(self, files: Files, path: str, group: str, keys: Sequence[str], places: PartPlaces) -> None:
@@ -82,7 +83,8 @@ class Hdf5File:
     def _reader(self, column: Hdf5Column) -> Callable[[int, int], bytes | None] | None:
         """Return what reads the bytes of a range of rows from their place in the file; None if the library has to.
 
-        Values have to lie there in the bytes that numpy has for them, in one piece or in chunks that can be read.
+        Values have to lie there in the bytes that numpy has for them, in one piece or in chunks that can be read. Raise
+        a SettingsError if chunks are compressed and isal is missing.
         """
         dataset = self._datasets[column.key]
         # With a user block in front, offsets need not count from the beginning of the file: the library knows.
@@ -100,8 +102,8 @@ class Hdf5File:
     def values(self, column: Hdf5Column, begin: int, end: int) -> bytes:
         """Return the bytes of a column's values from `begin` to before `end`.
 
-        For strings and nested rows, return those of row `begin`. Raise a ReadError if the file is damaged there. Raise
-        an OSError if the disk fails.
+        For strings and nested rows, return those of row `begin`. Raise a ReadError if the file is damaged or ends
+        there, or an OSError if the disk fails where it is read without h5py.
         """
         read = self._readers[column.key]
         if read is not None and (raw := read(begin, end)) is not None:
@@ -122,7 +124,7 @@ class Hdf5File:
         """Return rows of a dataset as h5py returns them, those of a virtual one from its parts.
 
         Raise an OSError or a KeyError if they cannot be read. Fewer come back if a dataset that is not virtual ends
-        before.
+        before; a virtual one has to have them all.
         """
         source = self._virtual.get(dataset)
         rows: NDArray[Any] = self.file[dataset][start:stop] if source is None else source.read(start, stop)
@@ -175,7 +177,7 @@ class ChunkedValues:
     def can_read(dataset: h5py.Dataset) -> bool:
         """Return whether the dataset's chunks are whole rows, plain or compressed by deflate.
 
-        The caller has made sure that its values are plain numbers.
+        h5py has to be able to tell where they are, too. The caller has made sure that its values are plain numbers.
         """
         whole_rows = dataset.chunks is not None and dataset.chunks[1:] == dataset.shape[1:]
         return whole_rows and _filters(dataset) in ([], [_DEFLATE]) and hasattr(dataset.id, "get_chunk_info_by_coord")
@@ -195,7 +197,10 @@ class ChunkedValues:
         return b"".join(parts)
 
     def _part(self, chunk: int, start: int, stop: int) -> bytes | memoryview | None:
-        """Return the bytes of some rows of a chunk; None if the library has to read them, as of a damaged chunk."""
+        """Return the bytes of some rows of a chunk; None if the library has to read them, as of a damaged chunk.
+
+        Errors of the given `read` pass.
+        """
         place, size = self._place(chunk)
         begin, end = start * self._row_bytes, stop * self._row_bytes
         if place == _OTHER:

@@ -66,7 +66,8 @@ class Hdf5Layout:
         """Yield blocks of at most `rows` rows: the first row, and where values begin in each ragged column.
 
         The second is an array with a column for each ragged key (nested ones left out): where each row begins, and
-        behind these where the last row ends.
+        behind these where the last row ends. Yield nothing without samples. Errors of h5py pass, such as an OSError if
+        the file is damaged.
         """
         ragged = [column for column in self.columns if column.ragged and not column.nested]
         ends = np.zeros((1, len(ragged)), np.int64)
@@ -79,7 +80,8 @@ class Hdf5Layout:
     ) -> NDArray[np.int64]:
         """Return where these rows' values begin, and where the last row's end, in each ragged column.
 
-        Offsets say so; RETURNN's lengths are added up from the last end of the block before.
+        Offsets say so; RETURNN's lengths are added up from the last end of the block before. Errors of h5py pass, such
+        as an OSError if the file is damaged.
         """
         start, stop = rows
         if not self.returnn:
@@ -94,7 +96,8 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
     """Return the layout of an open file, with the wanted keys, or all if none is named.
 
     Raise a DataError if a key is missing, if there are none, if datasets do not fit together or have unusable types, or
-    if values lie in other files.
+    if values lie in other files; a SettingsError if h5py is missing. Errors of h5py pass, such as an OSError if the
+    file is damaged.
     """
     refuse_link_outside(file, _LENGTHS, where)
     returnn = _LENGTHS in file
@@ -117,7 +120,8 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
 def _refuse_outside(file: h5py.File, columns: Sequence[Hdf5Column], beside: Iterable[str], where: str) -> None:
     """Raise a DataError if values of these columns, or of the datasets beside them, lie in other files.
 
-    Only the columns' own datasets may be virtual.
+    Only the columns' own datasets may be virtual. Raise a KeyError if a dataset is missing, or a SettingsError if h5py
+    is.
     """
     for column in columns:
         refuse_values_outside(file, column.dataset, where, may_be_virtual=True)
@@ -151,7 +155,7 @@ def _rows(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Ite
     """Yield the columns of a group.
 
     Raise a DataError if there is no such group, or a dataset of that name, or if it or a key to be taken links to
-    another file.
+    another file; a SettingsError if h5py is missing. Errors of h5py pass, such as an OSError if the file is damaged.
     """
     refuse_link_outside(file, group, where)
     if group not in file:
@@ -208,7 +212,10 @@ def _column(key: str, dataset: h5py.Dataset, *, ragged: bool) -> Hdf5Column:
 
 
 def _returnn(file: h5py.File, where: str) -> Iterator[Hdf5Column]:
-    """Yield the columns of RETURNN's layout, `data` first; raise a DataError for links to other files."""
+    """Yield the columns of RETURNN's layout, `data` first; raise a DataError for links to other files.
+
+    Raise a SettingsError if h5py is missing. Errors of h5py pass, such as an OSError if the file is damaged.
+    """
     for path in (_INPUTS, _TARGETS, _TAGS):
         refuse_link_outside(file, path, where)
     if _INPUTS in file:
@@ -228,7 +235,10 @@ def _places_of_lengths(file: h5py.File) -> Mapping[str, int]:
 
 
 def _common_samples(file: h5py.File, columns: Sequence[Hdf5Column], where: str) -> int:
-    """Return how many samples the columns have; raise a DataError if they differ, or offsets are unusable."""
+    """Return how many samples the columns have; raise a DataError if they differ, or offsets are unusable.
+
+    Errors of h5py pass, such as an OSError if the file is damaged.
+    """
     counts = {column.key: _count(file, column, where) for column in columns}
     first, *others = counts.items()
     for key, count in others:
@@ -245,7 +255,8 @@ def _common_samples(file: h5py.File, columns: Sequence[Hdf5Column], where: str) 
 def _count(file: h5py.File, column: Hdf5Column, where: str) -> int:
     """Return how many samples a column has.
 
-    Raise a DataError if its offsets are not whole numbers in one axis, or there are none.
+    Raise a DataError if its offsets are not whole numbers in one axis, or there are none. Errors of h5py pass, such as
+    an OSError if the file is damaged.
     """
     # Rows of a variable-length type hold their own lengths.
     if not column.ragged or column.nested:
@@ -261,7 +272,10 @@ def _count(file: h5py.File, column: Hdf5Column, where: str) -> int:
 
 
 def _refuse_misfit(file: h5py.File, layout: Hdf5Layout, where: str) -> None:
-    """Raise a DataError if offsets do not begin with 0, or offsets or lengths fall or do not add up to the values."""
+    """Raise a DataError if offsets do not begin with 0, or offsets or lengths fall or do not add up to the values.
+
+    Errors of h5py pass, such as an OSError if the file is damaged.
+    """
     ragged = [column for column in layout.columns if column.ragged and not column.nested]
     last = np.zeros(len(ragged), np.int64)
     for start, ends in layout.begins(file, _BLOCK):
@@ -282,6 +296,7 @@ def _samples_of_returnn(file: h5py.File, where: str) -> int:
     """Return the number of sequences.
 
     Raise a DataError if lengths are no whole numbers with a column for each dataset, or tags are of another number.
+    Errors of h5py pass, such as an OSError if the file is damaged.
     """
     lengths, needed = file[_LENGTHS], len(_places_of_lengths(file))
     if lengths.ndim != 2 or lengths.dtype.kind not in "iu" or lengths.shape[1] < needed:

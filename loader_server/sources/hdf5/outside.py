@@ -71,7 +71,7 @@ def link_outside(file: h5py.File, path: str, links_left: int = _MOST_LINKS) -> s
 
 
 def refuse_link_outside(file: h5py.File, path: str, where: str) -> None:
-    """Raise a DataError if a path leads out of the file."""
+    """Raise a DataError if a path leads out of the file, or a SettingsError if h5py is missing."""
     target = link_outside(file, path)
     if target:
         raise _outside_values(path, f"an external link to {target}", where)
@@ -80,7 +80,8 @@ def refuse_link_outside(file: h5py.File, path: str, where: str) -> None:
 def refuse_values_outside(file: h5py.File, path: str, where: str, *, may_be_virtual: bool = False) -> None:
     """Raise a DataError if the values of a dataset lie in other files, or a KeyError if there is no such dataset.
 
-    `may_be_virtual` accepts a virtual dataset, whose parts the caller checks itself.
+    `may_be_virtual` accepts a virtual dataset, whose parts the caller checks itself. Raise a SettingsError if h5py is
+    missing.
     """
     refuse_link_outside(file, path, where)
     dataset = file[path]
@@ -142,7 +143,8 @@ class _VirtualPart:
 class VirtualRows:
     """One virtual dataset of the open file `path`; close it after use.
 
-    Raise a DataError if the file is remote, the number of rows is not fixed, or a part is not acceptable.
+    Raise a DataError if the file is remote, the number of rows is not fixed, or a part is missing or not acceptable; a
+    SettingsError if h5py is missing.
     """
 
     def __init__(self, files: Files, path: str, dataset: h5py.Dataset, places: PartPlaces) -> None:
@@ -164,9 +166,10 @@ class VirtualRows:
         return list(dict.fromkeys(part.path for part in self._parts if part.path != self._path))
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
-        """Return the rows from `begin` to before `end`.
+        """Return the rows from `begin` to before `end`, all of which have to be there.
 
-        Raise an OSError or a KeyError if a part is missing, damaged or too short.
+        Raise an OSError or a KeyError if a part is missing, damaged or too short, or a SettingsError if h5py is
+        missing.
         """
         with self._lock:
             at = bisect_right(self._parts, begin, key=lambda part: part.begin) - 1
@@ -180,7 +183,7 @@ class VirtualRows:
     def _rows_of(self, part: _VirtualPart, begin: int, end: int) -> NDArray[Any]:
         """Return rows of one part; raise an OSError if it holds fewer or its file cannot be opened.
 
-        Raise a KeyError if its dataset is missing.
+        Raise a KeyError if its dataset is missing, or a SettingsError without h5py.
         """
         dataset = self._opened(part.path)[part.dataset]
         if part.is_row:
@@ -210,7 +213,8 @@ class VirtualRows:
     def _part(self, source: Any) -> _VirtualPart:
         """Return the part that one entry of the dataset's list describes.
 
-        Raise a DataError if it is not whole rows, or its file or dataset is not acceptable.
+        Raise a DataError if it is not whole rows, or its file or dataset is missing or not acceptable; a SettingsError
+        without h5py.
         """
         path, inner = self._path_of(source.file_name), self._shape[1:]
         shape = self._shape_of(path, source.dset_name)
@@ -265,7 +269,7 @@ class VirtualRows:
         """Return the shape of a part's dataset.
 
         Raise a DataError if the file is damaged, the dataset is missing or of another dtype, or its values lie in yet
-        another file.
+        another file; a SettingsError without h5py.
         """
         where = f"{self._files.where(path)} (a part of {self._where})"
         try:
@@ -290,13 +294,13 @@ class VirtualRows:
         )
 
     def _close_parts(self) -> None:
-        """Close all open parts."""
+        """Close all open parts; each opens again when its rows are next read."""
         for file in self._open.values():
             file.close()
         self._open.clear()
 
     def close(self) -> None:
-        """Close the parts."""
+        """Close the parts, once no thread reads them; each opens again when its rows are next read."""
         with self._lock:
             self._close_parts()
 
@@ -304,7 +308,8 @@ class VirtualRows:
 def _block(space: Any, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where the selected block of an array begins and ends in each axis.
 
-    Raise a ValueError if the selection has holes or no end, or another number of axes than `shape`.
+    Raise a ValueError if the selection has holes or no end, or another number of axes than `shape`; a SettingsError
+    without h5py.
     """
     h5py = library("h5py", extra="hdf5", use="which reads HDF5")
     if space.get_select_type() == h5py.h5s.SEL_ALL:  # "all" may have no extent of its own

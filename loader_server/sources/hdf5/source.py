@@ -79,8 +79,8 @@ class Hdf5Source(Source):
     def _files(self) -> list[Hdf5File]:
         """Return all files, opened by the first call.
 
-        Raise a DataError if there is none, or if one is named twice, is unusable or has other keys, and a ReadError if
-        one has parts that the index does not know. Raise a SettingsError if h5py is missing.
+        Raise a DataError if there is none, or if one is named twice, is unusable or has other keys; a ReadError if one
+        has parts that the index does not know, or a store cannot be asked; a SettingsError if h5py is missing.
         """
         with self._lock:
             if not self._open:
@@ -93,7 +93,10 @@ class Hdf5Source(Source):
             return self._open
 
     def _found_paths(self) -> list[str]:
-        """Return the files that `paths` stands for; raise a DataError if there is none, or if one is named twice."""
+        """Return the files that `paths` stands for; raise a DataError if there is none, or if one is named twice.
+
+        Raise a ReadError if a store cannot be asked, or a SettingsError for braces that stand for too many names.
+        """
         return self.files.found(self.settings.paths, ".h5", ".hdf5", ".hdf")
 
     def _refuse_unknown_parts(self) -> None:
@@ -131,9 +134,10 @@ class Hdf5Source(Source):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the field of each key that holds numbers.
+        """Return the field of each key that holds numbers; none if all hold strings.
 
-        Raise a DataError if a file is unusable or has other keys.
+        Raise what opening the files raises: a DataError if one is unusable or has other keys, a SettingsError if h5py
+        is missing, or a ReadError if a remote file cannot be fetched or one has parts that the index does not know.
         """
         return fields_of_rows(
             (column.key, column.dtype, column.inner, column.ragged) for column in self._columns if not column.is_text
@@ -144,7 +148,8 @@ class Hdf5Source(Source):
     def stamp(self) -> str:
         """Return a stamp of the files, and of other files that hold rows of theirs.
 
-        Raise a DataError if there are no files, one is named twice or unusable, or they differ in their keys.
+        Raise a DataError if there are no files, one is named twice or unusable, or they differ in their keys; a
+        SettingsError if h5py is missing, or a ReadError if a store cannot be asked.
         """
         return self.files.stamp(self._all_paths())
 
@@ -152,7 +157,7 @@ class Hdf5Source(Source):
         """Count the rows of all files.
 
         Raise a DataError if there are none, one is named twice or unusable, or they differ in their keys; a
-        SettingsError if h5py is missing.
+        SettingsError if h5py is missing, a ReadError if a store cannot be asked, and an OSError if the disk fails.
         """
         return Inventory(
             total=sum(file.layout.samples for file in self._files),
@@ -165,7 +170,10 @@ class Hdf5Source(Source):
         )
 
     def _pieces(self, rows: int) -> Iterator[Hdf5Piece]:
-        """Yield the rows of all files in pieces of at most `rows` rows; raise what `_files` raises."""
+        """Yield the rows of all files in pieces of at most `rows` rows; raise what `_files` raises.
+
+        Errors of h5py pass.
+        """
         start = 0
         for number, file in enumerate(self._files):
             for row, ends in file.layout.begins(file.file, rows):
@@ -176,7 +184,8 @@ class Hdf5Source(Source):
         """Return where the values of these rows begin, their lengths, and the bad rows.
 
         Only strings, variable-length rows and tags are read; the survey's pieces have the rest. A string that is not
-        UTF-8 makes a bad row. Raise an OSError or a KeyError if rows cannot be read.
+        UTF-8 makes a bad row. Raise an OSError or a KeyError if rows cannot be read, or what opening the files raises,
+        such as a DataError.
         """
         file, count = self._files[piece.file], len(piece.ends) - 1
         numbers: dict[str, NDArray[np.int64]] = {"row": np.arange(piece.row, piece.row + count)}
@@ -216,7 +225,10 @@ class Hdf5Source(Source):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a file is gone or has changed since it was made."""
+        """Take the index; raise a DataError if a file is gone or has changed since it was made.
+
+        Raise a ReadError if a store cannot be asked, and an OSError if a file cannot be read.
+        """
         refuse_other_files(self.files, indexed)
         self.indexed = indexed
         self._in_use = FilesInUse(self.files, indexed)
@@ -251,7 +263,8 @@ class Hdf5Source(Source):
     def _read(self, sample: int) -> bytes:
         """Return the bytes of a sample's values, all keys in one piece.
 
-        Raise a ReadError if the file is damaged there.
+        Raise a ReadError if the file is damaged there, an OSError if the disk fails, or what opening the files raises,
+        such as a DataError.
         """
         numbers = self.indexed.numbers
         file, parts = self._files[numbers["file"][sample]], []
@@ -265,7 +278,8 @@ class Hdf5Source(Source):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return a new array for each key of numbers, and each string as text.
 
-        Raise an IndexError for an unknown number.
+        Raise an IndexError for an unknown number, a ValueError if the bytes are not those of such values, or what
+        opening the files raises, such as a DataError.
         """
         self.checked(sample)
         columns = self._columns
@@ -294,14 +308,20 @@ class Hdf5Source(Source):
         return self.files.where(self._path(sample)), int(self.indexed.numbers["row"][sample])
 
     def identity(self, sample: int) -> str:
-        """Return path, size and digest of the file, digests of its parts, the row, and the tag."""
+        """Return path, size and digest of the file, digests of its parts, the row, and the tag.
+
+        Raise what opening the files raises, such as a DataError.
+        """
         facts = self.indexed.origin[self.indexed.numbers["file"][sample]]
         known = f"{facts['path']}, {facts['bytes']} bytes, {facts['digest']}{self._digests_of_parts(facts['path'])}"
         tag = "" if self._tags is None else f", {self._tags[sample]}"
         return f"{known}, row {self.indexed.numbers['row'][sample]}{tag}"
 
     def _digests_of_parts(self, path: str) -> str:
-        """Return the digests of the parts of a file's virtual datasets; an empty text without parts."""
+        """Return the digests of the parts of a file's virtual datasets; an empty text without parts.
+
+        Raise what opening the files raises, such as a DataError.
+        """
         # A part with other bytes makes other samples, though the file itself has not changed.
         # The origin lists the stream's files first and their parts behind: none has parts if there are no more entries.
         if len(self.indexed.origin) == len(self._files):
@@ -311,7 +331,7 @@ class Hdf5Source(Source):
         return "".join(f", {known[part]}" for part in parts)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files; they open again when they are next needed."""
         for file in self._open:
             file.close()
         self._open.clear()

@@ -77,7 +77,8 @@ def columns_of(manifest: Path | RemotePath) -> Columns:
     """Return the columns of a manifest, from its header (CSV) or from all its objects (JSON lines).
 
     Raise a DataError if no column names audio files, if there are too many columns, if a CSV's first line cannot be
-    parsed, or if the suffix is that of no manifest. Raise an OSError if the manifest cannot be read.
+    parsed, or if the suffix is that of no manifest. Raise an OSError if the manifest cannot be read; what opening and
+    reading a remote one raises passes through.
     """
     names = dict.fromkeys(_header(manifest)) if _is_csv(manifest) else _keys(manifest)
     if len(names) > _MOST_COLUMNS:
@@ -106,7 +107,7 @@ def _keys(manifest: Path | RemotePath) -> dict[str, None]:
     """Return the keys of all objects of a manifest of JSON lines, in order of first use.
 
     Lines that hold no object are skipped, and no more keys are added once there are too many. Raise an OSError if the
-    manifest cannot be read.
+    manifest cannot be read; what opening and reading a remote one raises passes through.
     """
     keys: dict[str, None] = {}
     # One key too many is enough to refuse: all the keys of an absurd manifest could fill memory.
@@ -122,7 +123,8 @@ def read_rows(
     """Yield the rows of a manifest in order; `others` are the further columns of all manifests together.
 
     A row that cannot be used is yielded as a BadRow; blank ones are skipped. Raise an OSError if the manifest cannot be
-    read, and a DataError if its suffix is that of no manifest or a CSV's first line cannot be parsed.
+    read, and a DataError if its suffix is that of no manifest or a CSV's first line cannot be parsed; what opening and
+    reading a remote manifest raises passes through.
     """
     cells_of = _csv_cells if _is_csv(manifest) else _json_cells
     for line, cells in cells_of(manifest):
@@ -180,7 +182,7 @@ def named_paths(manifest: Path | RemotePath) -> Iterator[str]:
 
     Bad rows are included, as far as they can be parsed: a stamp has to change with every file that is named. This is
     quicker than `read_rows`. Raise a DataError if the suffix is that of no manifest, or an OSError if the manifest
-    cannot be read.
+    cannot be read; what opening and reading a remote one raises passes through.
     """
     if _is_csv(manifest):
         yield from _csv_paths(manifest)
@@ -223,7 +225,10 @@ def _is_csv(manifest: Path | RemotePath) -> bool:
 
 
 def _header(manifest: Path | RemotePath) -> list[str]:
-    """Return the column names of a CSV file, none if it is empty; raise a DataError if its first line is malformed."""
+    """Return the column names of a CSV file, none if it is empty; raise a DataError if its first line is malformed.
+
+    Raise an OSError if the file cannot be read.
+    """
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:
             return [name.strip() for name in next(csv.reader(file), [])]
@@ -237,9 +242,10 @@ def _header(manifest: Path | RemotePath) -> list[str]:
 
 
 def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
-    """Yield each row's line number and its cells by column, or a BadRow; empty rows are skipped.
+    """Yield each row's line number and its cells by column; empty rows are skipped.
 
-    Raise a DataError if the first line cannot be parsed, and an OSError if the file cannot be read.
+    A row that cannot be parsed, or has more cells than there are columns, is yielded as a BadRow; a shorter one lacks
+    its last columns. Raise a DataError if the first line cannot be parsed, and an OSError if the file cannot be read.
     """
     header = _header(manifest)
     # Bytes that are not UTF-8 pass as surrogates, so that `_refused` can name their row and the other rows stay good.
@@ -263,7 +269,10 @@ def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
 
 
 def _json_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
-    """Yield each object's line number and its values as text by key, or a BadRow; blank lines are skipped."""
+    """Yield each object's line number and its values as text by key; blank lines are skipped.
+
+    A line that holds no object is yielded as a BadRow. Raise an OSError if the file cannot be read.
+    """
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for line, source in enumerate(file, 1):
             if source.strip():

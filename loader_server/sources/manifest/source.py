@@ -67,23 +67,24 @@ class ManifestSource(RecordedSource):
     def stamp(self) -> str:
         """Return a text that changes with the manifests and every file they name, missing ones included.
 
-        Raise a DataError if a manifest cannot be read or its suffix is not that of a manifest, and a ReadError if a
-        store cannot be asked.
+        Raise a DataError if a manifest cannot be read or its suffix is not that of a manifest, a ReadError if a store
+        cannot be asked, and a SettingsError if its library is missing.
         """
         return self.files.stamp(named_files(self.settings.paths, self.files))
 
     def survey(self) -> Inventory:
         """Count the rows of all manifests and find duplicates; raise a DataError for an unusable manifest.
 
-        Raise it too if there is no manifest, or only some of them have transcripts.
+        Raise it too if there is no manifest, or only some of them have transcripts; raise a ReadError if a store cannot
+        be asked or read, a SettingsError if its library is missing, and an OSError if the disk fails.
         """
         return survey_manifests(self.settings.paths, self.files)
 
     def probe(self, piece: RowPiece) -> Found:
         """Read the headers of the files that these rows name; rows with unusable files become bad rows.
 
-        Rows that the survey found bad stay so. Raise a ReadError if a remote file cannot be fetched, and a DataError if
-        something other than a file is in a manifest's place.
+        Rows that the survey found bad stay so. Raise a ReadError if a remote file cannot be fetched, a SettingsError if
+        a store's library is missing, and a DataError if something other than a file is in a manifest's place.
         """
         places = [(str(manifest), str(manifest.parent)) for manifest in map(self.files.path, self.settings.paths)]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
@@ -102,15 +103,16 @@ class ManifestSource(RecordedSource):
         return Found(rows=list(good), numbers=numbers, strings=_strings(rows, piece), bad=bad)
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """Return the sampling rate that all files have, or 0 if they differ, as `rate`."""
+        """Return the sampling rate that all files have, or 0 if they differ, as `rate`; there has to be a sample."""
         return {"rate": common_rate(numbers["rate"])}
 
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a manifest has changed since or cannot be read.
+        """Take the index; raise a DataError if a manifest has changed since or cannot be opened.
 
-        Recordings are not looked at. Raise a ReadError if a store cannot be asked.
+        Recordings are not looked at. Raise a ReadError if a store cannot be asked or a manifest fetched, a
+        SettingsError if the store's library is missing, and an OSError if the disk fails.
         """
         for facts in indexed.origin:
             refuse_other_list(facts, self.files, "manifest", indexed.place)
@@ -143,7 +145,7 @@ class ManifestSource(RecordedSource):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Return the first sample of each manifest that has samples."""
+        """Return the first sample of each manifest that has samples, in the manifests' order; () without samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["manifest"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
@@ -188,7 +190,10 @@ class ManifestSource(RecordedSource):
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return the versions of the decoding libraries, by name."""
+        """Return the versions of the decoding libraries, by name.
+
+        Raise importlib's PackageNotFoundError if soundfile was not installed as a package.
+        """
         return audio_versions()
 
     def _line(self, sample: int) -> str:
@@ -199,7 +204,7 @@ class ManifestSource(RecordedSource):
 def _audio(row: ManifestRow, headers: Headers, manifest: str, folder: str) -> AudioStretch | BadRow:
     """Return the stretch of audio that a row names, or a BadRow if its file or the stretch cannot be used.
 
-    Raise a ReadError if a remote file cannot be fetched.
+    Raise a ReadError if a remote file cannot be fetched, and a SettingsError if its store's library is missing.
     """
     return headers.find(joined(folder, row.path), row.stretch, (manifest, row.line))
 

@@ -53,9 +53,10 @@ class RowPiece:
 def survey_manifests(paths: Sequence[str], files: Files) -> Inventory:
     """Read the manifests once, count their rows and find duplicates, which the inventory's pieces have as bad rows.
 
-    Raise a DataError if there is no manifest, one cannot be opened or has no column of audio files or too many columns,
-    or only some of them have transcripts; raise a ReadError if a store cannot be asked, and an OSError if the disk
-    fails.
+    Raise a DataError if there is no manifest, one cannot be opened, is not text or has unusable columns (`columns_of`),
+    or only some of them have transcripts; raise a ReadError if a store cannot be asked or read, a SettingsError if its
+    library is missing, and an OSError if the disk fails. The pieces read the manifests again, and raise the errors of
+    `read_rows`.
     """
     manifests = tuple(map(files.path, paths))
     if not manifests:
@@ -87,7 +88,7 @@ def _all_rows(
     """Yield the rows of all manifests in order, unusable ones as BadRow.
 
     Raise an OSError if a manifest cannot be read, and a DataError if its suffix is that of no manifest or a CSV's first
-    line cannot be parsed.
+    line cannot be parsed; what opening and reading a remote manifest raises passes through.
     """
     for number, (manifest, own) in enumerate(zip(manifests, columns, strict=True)):
         yield from read_rows(manifest, number, own, others)
@@ -105,7 +106,8 @@ def _hash(row: ManifestRow | BadRow, manifests: tuple[Path | RemotePath, ...]) -
 def _duplicates(hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the places of rows whose 64-bit hash another row has, and for each the number of its group of equals.
 
-    Only arrays of numbers are held, and rows are compared in blocks, because all rows may be duplicates.
+    Both are empty if no two are equal. Only arrays of numbers are held, and rows are compared in blocks, because all
+    rows may be duplicates.
     """
     ordered = np.sort(hashes)
     again = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
@@ -116,7 +118,7 @@ def _duplicates(hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _equal_to_any(hashes: NDArray[np.uint64], again: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the positions of the hashes that are in `again`, which is sorted."""
+    """Return the positions of the hashes that are in `again`, which is sorted; none if `again` is empty."""
     at = np.searchsorted(again[:-1], hashes)  # without the last entry, so that every place found is in `again`
     return np.flatnonzero(again[at] == hashes) if len(again) else np.zeros(0, np.int64)
 
@@ -153,10 +155,10 @@ def _marked(
 
 
 def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
-    """Yield the manifests and every file they name.
+    """Yield the manifests and every file they name, each manifest before its files.
 
-    Raise a DataError if a manifest cannot be read or its suffix is that of no manifest, and a ReadError if a remote one
-    cannot be fetched.
+    Raise a DataError if a manifest cannot be read or its suffix is that of no manifest, a ReadError if a remote one
+    cannot be fetched, and a SettingsError if its store's library is missing.
     """
     for path in paths:
         manifest = files.path(path)

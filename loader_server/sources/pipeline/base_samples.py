@@ -47,7 +47,10 @@ class SampleStream(Protocol):
         """Return a text that changes whenever the samples may have changed."""
 
     def values(self, epoch: int, sample: int, raw: bytes) -> Mapping[str, NDArray[np.generic]]:
-        """Return a sample decoded and transformed; raise a SampleError if it cannot be used."""
+        """Return a sample decoded and transformed; raise a SampleError if it cannot be used.
+
+        Errors that say nothing about the sample, such as a ReadError, pass.
+        """
 
     def close(self) -> None:
         """Close the stream."""
@@ -70,7 +73,7 @@ class BaseSamples:
     def of_shard(self, epoch: int, shard: int, shards: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
         """Yield the samples of one shard, without those that cannot be used.
 
-        Raise a ReadError if reading keeps failing.
+        Raise a ReadError if reading keeps failing; other errors of reading, decoding and the transforms pass.
         """
         for sample in range(shard, self._stream.samples, shards):
             values = self._values(epoch, sample)
@@ -80,7 +83,7 @@ class BaseSamples:
     def _values(self, epoch: int, sample: int) -> Mapping[str, NDArray[np.generic]] | None:
         """Return a sample's values, or log and return None if it cannot be used.
 
-        Raise a ReadError if reading keeps failing.
+        Raise a ReadError if reading keeps failing; other errors of reading, decoding and the transforms pass.
         """
         (raw,) = read_patiently(self._stream.source.read, [sample], bool)
         # Reading was done without the lock: any thread may read, but only one decodes.

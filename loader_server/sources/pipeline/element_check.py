@@ -125,7 +125,8 @@ class FirstDigests:
     def _remove_old(self) -> None:
         """Remove the files of all but the four newest epochs, and those under other names.
 
-        Other names are of earlier states of the stream. A file that cannot be removed stays.
+        Other names are of earlier states of the stream. A file that cannot be removed stays. Raise an OSError if the
+        folder cannot be listed.
         """
         # Epoch of each file; -1 for those under other names, which nobody compares with any more.
         epochs = dict.fromkeys(self._folder.iterdir(), -1)

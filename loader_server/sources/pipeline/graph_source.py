@@ -162,7 +162,8 @@ class GraphShard:
 def dataset_of_graph(sent: SentGraph, of: GraphShard) -> tf.data.Dataset:
     """Return the data set of one shard; its elements are dicts of the values that were sent along.
 
-    Raise a SettingsError if the graph cannot be divided among several shards without a hint.
+    Raise a SettingsError if the graph cannot be divided among several shards without a hint. What importing TensorFlow
+    raises passes, and what that raises for a graph that it cannot use.
     """
     import tensorflow as tf  # only where pipelines are run
 
@@ -248,7 +249,7 @@ def _seeds(node: Any, own: Sequence[int], of: GraphShard) -> tuple[int, int]:
 def _share_out(graph: Any, of: GraphShard) -> None:
     """Put shard numbers into the graph's hints; without a hint, divide its only source if there are several shards.
 
-    Raise a SettingsError if it has no hint, and no single source that can be divided.
+    Raise a SettingsError if there are several shards, no hint, and no single source that can be divided.
     """
     by_name = {node.name: node for node in graph.node}
     hints = [node for node in graph.node if node.op == _SHARD and _is_hint(node, by_name)]

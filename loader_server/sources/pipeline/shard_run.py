@@ -101,7 +101,12 @@ def import_tensorflow() -> Any:
 
 
 class ShardRun:
-    """Run of one shard, which gives the shard's elements in order, each once."""
+    """Run of one shard, which gives the shard's elements in order, each once.
+
+    Making it builds the data set: raise a DataError if the user's code fails, or a SettingsError if TensorFlow is
+    missing, the data set never ends or may differ from run to run, its elements cannot cross, or the marker is not
+    called once.
+    """
 
     def __init__(self, order: PipelineOrder, epoch: int, shard: int) -> None:
         self._order = order
@@ -118,7 +123,10 @@ class ShardRun:
             self._elements = iter(dataset)
 
     def next_element(self) -> Element | None:
-        """Return the next element by key, as arrays, or None at the end; raise a DataError if the user's code fails."""
+        """Return the next element by key, as arrays, or None at the end; raise a DataError if the user's code fails.
+
+        Errors of Stoker's own that it raises pass as they are.
+        """
         element = self._guarded(lambda: next(self._elements, None))
         if element is None:
             return None
@@ -164,7 +172,7 @@ def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dat
     """Build the data set of one shard up to the marker.
 
     Raise a SettingsError if it is endless, or if the function does not call the marker exactly once or return a data
-    set. What the function raises passes.
+    set, or gives the marker values that cannot cross. What the function raises passes.
     """
     context = _ProducerContext(
         dataset_name=order.name,

@@ -132,7 +132,10 @@ class ShardedSource(WholeSource):
     # --- while an index is made ---
 
     def survey(self) -> Inventory:
-        """Return one piece for each shard; raise a DataError if a file that is watched is missing."""
+        """Return one piece for each shard; raise a DataError if a file that is watched is missing.
+
+        Raise a ReadError if a store cannot be asked, and what `made_of` raises.
+        """
         return Inventory(
             total=self.producers,
             rows_unknown=True,
@@ -142,10 +145,10 @@ class ShardedSource(WholeSource):
         )
 
     def probe(self, piece: int) -> Found:
-        """Run a shard of epoch 0, and note the size and digest of each element.
+        """Run a shard of epoch 0, and note the size and digest of each element; nothing if it has none.
 
         Raise a DataError if the shard has more than `elements`, or the user's code fails; raise a SettingsError if
-        TensorFlow is missing or the pipeline cannot be run in shards.
+        TensorFlow is missing or the pipeline cannot be run in shards. Errors of `order` pass.
         """
         # The length of an epoch has to be known before it begins, and slots need room for the largest element. Making
         # epoch 0 once here, in another process than the workers', also shows what is not deterministic.
@@ -185,7 +188,8 @@ class ShardedSource(WholeSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index.
 
-        Raise a DataError if what `made_of` covers, or a file's size, has changed since it was made, or a file is gone.
+        Raise a DataError if what `made_of` covers, or a file's size, has changed since it was made, or a file is gone;
+        a ReadError if a store cannot be asked, and what `made_of` raises.
         """
         self.files.refuse_changed(indexed.origin, indexed.place)
         if indexed.about["made_of"] != self.made_of:
@@ -224,7 +228,10 @@ class ShardedSource(WholeSource):
         return steps
 
     def begin_making(self) -> None:
-        """Import TensorFlow and the user's function, which takes seconds; raise a SettingsError if that fails."""
+        """Import TensorFlow and the user's function, which takes seconds; raise a SettingsError if that fails.
+
+        Raise what `order` raises, such as a DataError if what the pipeline reads cannot be opened.
+        """
         import_tensorflow()
         _ = self.order
 
@@ -234,7 +241,7 @@ class ShardedSource(WholeSource):
         `begin` is called with the number of each batch made on the way there. Any thread may call this. Raise a
         DataError if the user's code fails, or an element is too large, holds other values than while indexing, or
         differs from its first making; or if the shard has too many elements. Raise a SettingsError if the pipeline
-        cannot be run.
+        cannot be run; errors of `begin` and `order` pass.
         """
         ordinal, shard = divmod(number, self.producers)
         if ordinal >= self.elements:
@@ -265,7 +272,7 @@ class ShardedSource(WholeSource):
         """Start a run and return it.
 
         Raise a DataError if its elements hold other values than during indexing, or the user's code fails; a
-        SettingsError if TensorFlow is missing or the pipeline cannot be run in shards.
+        SettingsError if TensorFlow is missing or the pipeline cannot be run in shards. Errors of `order` pass.
         """
         run = ShardRun(self.order, epoch, shard)
         if run.values != self._values:
@@ -302,7 +309,7 @@ class ShardedSource(WholeSource):
         return {}
 
     def close(self) -> None:
-        """End all runs."""
+        """End all runs; a shard whose batch is asked for later begins anew."""
         self._readers.clear()
         super().close()
 
@@ -340,7 +347,7 @@ class ShardReader:
         """Return the element in the form in which it crosses the network, or None if the shard ends before it.
 
         `begin` is called with the ordinal of each element made on the way. Raise a DataError if the user's code fails,
-        an element does not pass the check, or the shard has too many; errors of `start` pass.
+        an element does not pass the check, or the shard has too many; errors of `start` and `begin` pass.
         """
         with self._lock:
             if self._run is None or ordinal < self._next - len(self._kept):

@@ -57,7 +57,8 @@ class PipelineSource(ShardedSource):
     def base_fields(self) -> tuple[Field, ...]:
         """Return the fields of the base stream's samples; none without a base.
 
-        Raise a SettingsError if the base is no stream of samples, or a DataError if it has no index that fits.
+        Raise a SettingsError if the base is no stream of samples or the job file has a mistake, or a DataError if it
+        has no index that fits, or no samples.
         """
         return self._base.fields if self._base is not None else ()
 
@@ -65,7 +66,8 @@ class PipelineSource(ShardedSource):
     def _base(self) -> BaseSamples | None:
         """Return the samples of the base stream, opened by the first call, or None without a base.
 
-        Raise a SettingsError if it is no stream of samples, or a DataError if it has no index that fits.
+        Raise a SettingsError if it is no stream of samples or the job file has a mistake, or a DataError if it has no
+        index that fits, or no samples.
         """
         if not self.settings.base:
             return None
@@ -83,8 +85,8 @@ class PipelineSource(ShardedSource):
         """Return a text that changes with code, seed, base and `paths`.
 
         Return "" without `base` and `paths`: the function then reads something that cannot be watched. Raise a
-        DataError if a path stands for no file or the base cannot be opened, or a SettingsError if the base is no stream
-        of samples.
+        DataError if a path stands for no file or the base cannot be opened, a ReadError if a store cannot be asked, or
+        a SettingsError if the base is no stream of samples or the job file has a mistake.
         """
         # The function may read anything, so that without these nothing says that its data are the same.
         if not self.settings.base and not self.settings.paths:
@@ -94,7 +96,8 @@ class PipelineSource(ShardedSource):
     def _found_paths(self) -> list[str]:
         """Return the files that `paths` stands for, each as often as it is named; none without `paths`.
 
-        Raise a DataError if one of the paths stands for no file.
+        Raise a DataError if a pattern or a folder stands for no file; a ReadError if a store cannot be asked, or a
+        SettingsError for braces that stand for too many names.
         """
         return self.files.found(self.settings.paths, once=False) if self.settings.paths else []
 
@@ -102,7 +105,8 @@ class PipelineSource(ShardedSource):
     def made_of(self) -> str:
         """Return a fingerprint of the code, the seed and the base: elements change if one of these does.
 
-        Raise a SettingsError if the base is no stream of samples, or a DataError if it has no index that fits.
+        Raise a SettingsError if the base is no stream of samples or the job file has a mistake, or a DataError if it
+        has no index that fits, or no samples.
         """
         code = own_code(self.modules)
         return fingerprint(
@@ -115,7 +119,8 @@ class PipelineSource(ShardedSource):
     def survey(self) -> Inventory:
         """Return one piece for each shard; raise a SettingsError if there is neither a function nor a base.
 
-        Raise a DataError if a path stands for no file, or the base cannot be opened.
+        Raise a DataError if a path stands for no file, or the base cannot be opened; a ReadError if a store cannot be
+        asked, or a SettingsError if the base is no stream of samples or the job file has a mistake.
         """
         if not self.settings.pipeline and not self.settings.base:
             raise SettingsError(
@@ -130,7 +135,8 @@ class PipelineSource(ShardedSource):
     def order(self) -> PipelineOrder:
         """Return what all runs have in common; raise a SettingsError if the function cannot be imported.
 
-        Raise a DataError if a path stands for no file, or the base cannot be opened.
+        Raise a SettingsError also if the base is no stream of samples or the job file has a mistake, a DataError if a
+        path stands for no file or the base cannot be opened, or a ReadError if a store cannot be asked.
         """
         name, settings = self.settings.pipeline, self.settings
         return PipelineOrder(
@@ -159,7 +165,7 @@ class PipelineSource(ShardedSource):
         return (self.settings.pipeline.partition(":")[0],) if self.settings.pipeline else (type(self).__module__,)
 
     def close(self) -> None:
-        """End all runs, and close the base."""
+        """End all runs, and close the base, if it was opened."""
         if "_base" in self.__dict__ and self._base is not None:
             self._base.close()
         super().close()

@@ -56,10 +56,10 @@ class ArrayRecordSource(FilesOfExamplesSource):
     _opened: ArrayRecordFiles
 
     def _first_records(self) -> Iterator[bytes]:
-        """Yield the readable records of all files in order.
+        """Yield the readable records of all files in order; damaged ones are skipped.
 
-        Raise a DataError if a file is not whole, is absent or cannot be fetched, and a SettingsError if the library is
-        missing.
+        Raise a DataError if a file is not whole or is absent, a ReadError if it cannot be fetched, an OSError if it
+        cannot be opened, and a SettingsError if the library is missing.
         """
         for path in self._paths:
             opened = self._opened[path]
@@ -73,8 +73,9 @@ class ArrayRecordSource(FilesOfExamplesSource):
     def survey(self) -> Inventory:
         """Count the records of each file, as its own table states them; raise a DataError for a file without one.
 
-        Raise a DataError as well if there is no file, one is named twice or cannot be fetched, or the records have no
-        features; raise a SettingsError for a named feature that no record has, or if the library is missing.
+        Raise a DataError as well if there is no file, one is named twice or absent, or the records have no features; a
+        ReadError if a file cannot be fetched, and an OSError if it cannot be opened. Raise a SettingsError for a named
+        feature that no record has, or if the library is missing.
         """
         return Inventory(
             total=sum(self._opened[path].count for path in self._paths),
@@ -86,7 +87,8 @@ class ArrayRecordSource(FilesOfExamplesSource):
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
         """Return an iterator over the number of each block's first record and its count of records, at most `rows`.
 
-        Raise a DataError if the file is not whole.
+        Errors of opening the file pass through, such as a DataError if it is not whole; it has no block if it has no
+        record.
         """
         count = self._opened[path].count
         return ((start, min(rows, count - start)) for start in range(0, count, rows))
@@ -94,7 +96,8 @@ class ArrayRecordSource(FilesOfExamplesSource):
     def probe(self, piece: RecordPiece) -> Found:
         """Read and parse the records of a piece; corrupted or unusable ones become bad rows.
 
-        So do all records of a remote file that cannot be fetched. Raise a DataError if the file is not whole.
+        Errors of opening the file pass through: a ReadError if a remote one cannot be fetched, a DataError if it is not
+        whole, and an OSError if it cannot be opened. So do those of looking for features in the first records.
         """
         where = self.files.where(piece.path)
         # Fetched before any record is read: a store that cannot be reached says nothing about the records.
@@ -116,8 +119,8 @@ class ArrayRecordSource(FilesOfExamplesSource):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the bytes of each record; raise a ReadError if it is damaged or its digest is not the indexed one.
 
-        Raise an IndexError if a sample's number is out of range, a DataError if its file is no longer whole, and a
-        ReadError if that cannot be fetched.
+        Raise an IndexError if a sample's number is out of range, a DataError if its file is no longer whole, a
+        ReadError if that cannot be fetched, and an OSError if it cannot be opened.
         """
         return map(self._read, samples)
 

@@ -114,12 +114,13 @@ class ArrayRecordFiles:
     def expect(self, paths: Iterable[str]) -> None:
         """Start fetching those of these files that are remote.
 
-        Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
+        Raise a DataError if a file is gone when it is first looked at, a ReadError if its store cannot be asked, and a
+        SettingsError if the store's library is missing.
         """
         self._files.expect_local(paths)
 
     def close(self) -> None:
-        """Drop all open files; each is closed when its last reader is done with it."""
+        """Drop all open files; each is closed when its last reader is done with it, and opens again when next read."""
         known, self._known = self._known, {}
         for opened in known.values():
             opened.close()

@@ -80,7 +80,8 @@ class FileRecordsSource(Source):
     def stamp(self) -> str:
         """Return a text that changes with any of the files.
 
-        Raise a DataError if `paths` gives no file or a file twice, if a file is absent or if a store cannot be asked.
+        Raise a DataError if `paths` gives no file or a file twice or if a file is absent, a ReadError if a store cannot
+        be asked, and a SettingsError if its library is missing or braces stand for too many names.
         """
         return self.files.stamp(self._paths)
 
@@ -88,14 +89,15 @@ class FileRecordsSource(Source):
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
         """Yield where each block of at most `rows` records of a file begins, and how many it has.
 
-        Raise a DataError if the file is not of this format, and a ReadError if it has changed or cannot be fetched.
+        Raise a DataError if the file is not of this format, a ReadError if it has changed or cannot be fetched, and an
+        OSError if it cannot be opened.
         """
 
     def _pieces(self, rows: int) -> Iterator[RecordPiece]:
         """Yield pieces of at most `rows` records, none of which spans two files.
 
-        Raise a DataError if a file is absent, named twice or not of this format, and a ReadError if it cannot be
-        fetched.
+        Raise a DataError if a file is absent, named twice or not of this format, a ReadError if it cannot be fetched,
+        and an OSError if it cannot be opened.
         """
         row = 0
         for file, path in enumerate(self._paths):
@@ -107,7 +109,8 @@ class FileRecordsSource(Source):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a local file has another size, or a remote one another version.
 
-        Raise it as well if a file is gone or its store cannot be asked.
+        Raise it as well if a file is gone, a ReadError if its store cannot be asked, and a SettingsError if the store's
+        library is missing.
         """
         self.files.refuse_changed(indexed.origin, indexed.place)
         self.indexed = indexed
@@ -116,13 +119,13 @@ class FileRecordsSource(Source):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Return the first sample of each file that has samples."""
+        """Return the first sample of each file that has samples, in the files' order; () without samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
         """Start fetching the files of these samples, if they are remote.
 
-        Raise a DataError if a file is gone when it is first looked at.
+        Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
         """
         if self.files.are_remote:
             self._opened.expect(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
@@ -141,7 +144,7 @@ class FileRecordsSource(Source):
         return "{}, record {}".format(*self.place(sample))
 
     def close(self) -> None:
-        """Drop the open files; each is closed when its last reader lets go of it."""
+        """Drop the open files; each is closed when its last reader lets go of it, and opens again when next read."""
         self._opened.close()
         super().close()
 
@@ -153,15 +156,17 @@ class FilesOfExamplesSource(FileRecordsSource):
     def _first_records(self) -> Iterator[bytes]:
         """Yield records from the beginning, file after file; the caller takes as many as it needs.
 
-        Raise a DataError if a file is not of this format or cannot be fetched.
+        Raise a DataError if a file is not of this format, a ReadError if it cannot be fetched, and an OSError if it
+        cannot be opened.
         """
 
     @functools.cached_property
     def _decoder(self) -> ExampleDecoder:
         """Return the decoder of the features that the job file names, or else of those in the first records.
 
-        Raise a SettingsError for a named feature that none of the first records has. Raise a DataError if none is named
-        and the records have no features, or if a file is not of this format.
+        Raise a SettingsError for a named feature that none of the first records has, and a DataError if none is named
+        and the records have no features. Errors of `_first_records` pass through, such as a DataError if a file is not
+        of this format.
         """
         where = ", ".join(self.settings.paths)
         if self.settings.features is None:
@@ -174,12 +179,17 @@ class FilesOfExamplesSource(FileRecordsSource):
     def _about(self) -> dict[str, Any]:
         """Return the forms of the features as text, which `open` reads back from the index.
 
-        Raise a SettingsError for a named feature that no record has, and a DataError if the records have no features.
+        Raise a SettingsError for a named feature that no record has, and a DataError if the records have no features;
+        errors of reading the first records pass through.
         """
         return {"features": {form.key: str(form) for form in self._decoder.forms}}
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, and decode by the forms that it was made with; raise a DataError as the base class does."""
+        """Take the index, and decode by the forms that it was made with; raise what the base class raises.
+
+        That is a DataError if a file is gone or has another size. Raise a SettingsError as well if the index's forms
+        cannot be parsed.
+        """
         super().open(indexed)
         # Not by those of the first records as they are now: a job decodes as its index says, whatever was added since.
         self._decoder = ExampleDecoder(parsed_forms(indexed.about["features"].items()))
@@ -189,7 +199,8 @@ class FilesOfExamplesSource(FileRecordsSource):
         """Return the fields of the numeric features; text and bytes have none.
 
         Before there is an index, raise a SettingsError for a named feature that no record has, and a DataError if the
-        records have no features or a file is not of this format.
+        records have no features or a file is not of this format; other errors of reading the first records pass
+        through.
         """
         return tuple(form.field for form in self._decoder.forms if form.field is not None)
 
@@ -203,14 +214,15 @@ class FilesOfExamplesSource(FileRecordsSource):
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write the numeric features of these records that `out` has, byte for byte what decoding would give.
 
-        Raise a ReadError if a record is not the indexed one or cannot be read.
+        Raise what `_records` raises, such as a ReadError if a record is not the indexed one or cannot be read; for
+        bytes that indexing has not accepted, raise MalformedExample or UnfitFeature.
         """
         self._decoder.gather(self._columns, samples, self._records(samples), out)
 
     def _records(self, samples: NDArray[np.int64]) -> list[RecordPlace]:
         """Return the place of each record; raise a ReadError if one is not the indexed one or cannot be read.
 
-        Raise an IndexError if a sample's number is out of range.
+        Raise an IndexError if a sample's number is out of range, and besides what `read` raises.
         """
         return [(raw, 0, len(raw)) for raw in self.read(samples.tolist())]
 

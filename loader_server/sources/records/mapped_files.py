@@ -62,7 +62,7 @@ class MappedFiles:
         """Return the file's bytes, as a map or, for an empty file, as `b""`.
 
         Raise a ReadError if the file is not the indexed one, if its size changed after it was mapped, or if a remote
-        one cannot be fetched; raise an OSError if a local one cannot be opened.
+        one cannot be fetched; raise an OSError if a local one cannot be opened. Errors of `Files.local` pass through.
         """
         # No lock: two threads may map a file at the same time. Each gets a map of its own, and the later one is kept.
         known = self._known.get(path)
@@ -76,8 +76,8 @@ class MappedFiles:
     def _map_anew(self, path: str, known: mmap.mmap | bytes) -> mmap.mmap | bytes:
         """Map a file again that may have changed, and return the map.
 
-        Raise a ReadError if it has another size or content, and an OSError if it is gone. Content is compared only if
-        the index has a digest of it.
+        Raise a ReadError if it has another size or content or a remote one cannot be fetched, and an OSError if it is
+        gone. Content is compared only if the index has a digest of it.
         """
         # Forgotten first: if mapping fails now (the file was cut short) and somebody then writes other data of the old
         # size, the old map would pass as the file, and its content would never be compared.
@@ -92,7 +92,8 @@ class MappedFiles:
 
         Call this after each reading, before the bytes are handed on. A file whose status changed is mapped and compared
         anew, so one that was only touched or replaced by a copy passes. So does a file that was deleted, because its
-        map has the old bytes, and a file without a digest in the index.
+        map has the old bytes, and a file without a digest in the index. Raise an OSError if a file whose status changed
+        cannot be read.
         """
         place = self._places.get(path)
         if place is None:  # its format has no digests in the index, and checks each record by itself
@@ -126,7 +127,8 @@ class MappedFiles:
     def _mapped(self, path: str) -> _FileMap | bytes:
         """Return a file's map, or `b""` if it is empty; raise a ReadError if the file is not the one in the index.
 
-        Raise a ReadError too if a remote file cannot be fetched, and an OSError if a local one cannot be opened.
+        Raise an OSError if a local file cannot be opened or mapped, and for a remote one what `Files.local` raises,
+        such as a ReadError if it cannot be fetched.
         """
         local, indexed = self._files.local(path), self._indexed.get(path, {})
         with local.path.open("rb") as file:
@@ -185,10 +187,14 @@ class MappedFiles:
     def expect(self, paths: Iterable[str]) -> None:
         """Start fetching those of these files that are remote and not mapped.
 
-        Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
+        Raise a DataError if a file is gone when it is first looked at, a ReadError if its store cannot be asked, and a
+        SettingsError if the store's library is missing.
         """
         self._files.expect_local(path for path in dict.fromkeys(paths) if path not in self._known)
 
     def close(self) -> None:
-        """Forget all files; each is unmapped when its last reader lets go of it."""
+        """Forget all files; each is unmapped when its last reader lets go of it.
+
+        A file that is asked for later is mapped and compared anew.
+        """
         self._known, self._remote, self._status = {}, {}, {}

@@ -111,7 +111,8 @@ class MemberForm:
     def decode(self, raw: bytes, where: str, largest: int = LARGEST_SAMPLE) -> dict[str, Any]:
         """Return the member's values in a raw sample by key; raise a SampleError if it cannot be used.
 
-        Audio is also refused if it would have more than `largest` bytes (0: no limit); other kinds have no limit here.
+        Audio other than plain WAV is also refused if it would have more than `largest` bytes (0: no limit); other kinds
+        have no limit here.
         """
         if self.kind == "audio":
             from loader_server.sources.audio.audio_files import AVERAGED, decoded_audio  # needs soundfile

@@ -141,7 +141,7 @@ def _sum(block: bytes) -> int:
 
 
 def _octal(digits: bytes) -> int | None:
-    """Return a number in a header, or None if it is malformed or negative.
+    """Return a number in a header, 0 if it is blank, or None if it is malformed or negative.
 
     Numbers are octal digits; those too large for the digits are big-endian bytes behind a marked first byte.
     """

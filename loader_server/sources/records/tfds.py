@@ -83,8 +83,8 @@ class TfdsSource(MapStyleSource):
     def stamp(self) -> str:
         """Return a text that changes with any of the split's files, or with those that describe the data set.
 
-        Raise a DataError if the data set cannot be used or its store cannot be asked, and a SettingsError for an
-        unknown key or if the library is missing.
+        Raise a DataError if the data set cannot be used, a ReadError if its store cannot be asked, and a SettingsError
+        for an unknown key or if the library is missing.
         """
         described = [joined(self.settings.folder, name) for name in _DESCRIPTIONS]
         return self.files.stamp(described + self._data.paths)
@@ -93,8 +93,9 @@ class TfdsSource(MapStyleSource):
         """Decode these samples with the library, and note digests and where plain features lie.
 
         Samples that cannot be used become bad rows. Raise a DataError if a sample's keys, dtypes or shapes differ from
-        those of the first usable one, a ReadError for a record that is damaged or cannot be read, and a MachineError if
-        memory or descriptors run out twice with too little free.
+        those of the first usable one or a file is no whole ArrayRecord file, a ReadError for a record that is damaged
+        or cannot be read, and a MachineError if memory or descriptors run out twice with too little free. Errors of
+        `_plain_runs` and, as samples are made a second time here, of the library pass through.
         """
         found = super().probe(piece)
         forms, runs, digests = _forms(self._first_sample()), list[list[int]](), list[int]()
@@ -111,7 +112,8 @@ class TfdsSource(MapStyleSource):
         """Return the fields, and the forms of all features; no forms if a feature of any record needs the library.
 
         There are none either without a usable sample. Raise a ReadError if a record up to the first usable one is
-        damaged.
+        damaged, a DataError if its file is not whole, and a MachineError if memory or descriptors run out twice with
+        too little free.
         """
         about = super().conclude(numbers)
         shapes = {field["key"]: tuple(field["shape"]) for field in about["fields"]}
@@ -133,7 +135,8 @@ class TfdsSource(MapStyleSource):
     def expect(self, samples: NDArray[np.int64]) -> None:
         """Start fetching the files of these samples, if they are remote.
 
-        Raise a DataError if such a file is gone or its store cannot be asked.
+        Raise a DataError if such a file is gone when it is first looked at, a ReadError if its store cannot be asked,
+        and a SettingsError if the store's library is missing.
         """
         if self.files.are_remote:
             self.files.expect_local(self._data.files_of(self._items[samples].tolist()))
@@ -141,8 +144,8 @@ class TfdsSource(MapStyleSource):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the bytes of each record; raise a ReadError if it is damaged or its digest is not the indexed one.
 
-        Raise an IndexError if a sample's number is out of range, and a DataError if a file is no whole ArrayRecord
-        file.
+        Raise an IndexError if a sample's number is out of range. Errors of opening a file pass through: a DataError if
+        it is no whole ArrayRecord file, a ReadError if it cannot be fetched, and an OSError if it cannot be opened.
         """
         known = self.all_checked(samples)
         digests = self.indexed.numbers["digest"][known].tolist()
@@ -156,7 +159,8 @@ class TfdsSource(MapStyleSource):
         """Return the features by key: from their indexed places, or else decoded by the library.
 
         Raise an IndexError if the sample's number is out of range, and a SampleError if the library gives a value of an
-        unusable dtype.
+        unusable dtype. Errors of the library or of `ExampleDecoder.decode` pass through for bytes that are not the
+        indexed ones.
         """
         item = int(self._items[self.checked(sample)])
         if not self._plain.forms:
@@ -173,8 +177,8 @@ class TfdsSource(MapStyleSource):
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write the numeric features of these records that `out` has, byte for byte what decoding would give.
 
-        Raise a ReadError if a record is damaged or not the indexed one, a DataError if its file is not whole, and an
-        IndexError if a sample's number is out of range.
+        Raise what `read` raises: a ReadError if a record is damaged or not the indexed one, a DataError if its file is
+        not whole, and an IndexError if a sample's number is out of range.
         """
         self._plain.gather(
             self.indexed.numbers, samples, [(raw, 0, len(raw)) for raw in self.read(samples.tolist())], out
@@ -203,7 +207,11 @@ class TfdsSource(MapStyleSource):
 
 
 class PreparedItems:
-    """The samples of a split, with the interface of a map-style class."""
+    """The samples of a split, with the interface of a map-style class.
+
+    Making it reads the descriptions: raise what `_info` and `_chosen` raise, and a DataError if a file of the split is
+    absent or a ReadError if its store cannot be asked.
+    """
 
     def __init__(self, settings: TfdsSettings, files: Files) -> None:
         info = _info(files, settings)
@@ -241,7 +249,8 @@ class PreparedItems:
     def read(self, item: int) -> bytes:
         """Return the bytes of a record of the split; raise a ReadError if it is damaged or its file cannot be fetched.
 
-        Raise a DataError if the file is no whole ArrayRecord file.
+        Raise a DataError if the file is no whole ArrayRecord file, an OSError if it cannot be opened, and an IndexError
+        if `item` is beyond the last record.
         """
         # A split such as train[:90%] may begin and end within files: `skip` is the number of records before it.
         place = bisect_right(self._ends, item)
@@ -261,7 +270,7 @@ class PreparedItems:
 
 
 def _forms(sample: Mapping[str, Any]) -> tuple[FeatureForm, ...]:
-    """Return the forms of a sample's values, or () if any of them is neither an array nor a text.
+    """Return the forms of a sample's values, or () if any of them is neither an array nor a text, or there are none.
 
     The first axis of an array may have any size in its form.
     """
@@ -279,7 +288,8 @@ def _forms(sample: Mapping[str, Any]) -> tuple[FeatureForm, ...]:
 def _plain_runs(forms: Sequence[FeatureForm], raw: bytes, sample: Mapping[str, Any]) -> list[int]:
     """Return the packed run of each feature, or _UNLIKE if its bytes do not decode to the library's value.
 
-    If the record cannot be parsed, that holds for all features.
+    If the record cannot be parsed, that holds for all features. Raise MalformedExample if an integer has more than 10
+    bytes.
     """
     try:
         features = features_of(raw)
@@ -308,7 +318,10 @@ def _is_like(form: FeatureForm, raw: bytes, features: Features, value: Any) -> b
 
 
 def _flat(path: str, features: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the plain value of each nested feature; a path is the keys joined by "/", behind `path`."""
+    """Yield the path and the plain value of each nested feature; a path is the keys joined by "/", behind `path`.
+
+    Raise a UnicodeDecodeError for a text that is not UTF-8.
+    """
     for key, feature in features.items():
         if isinstance(values[key], Mapping):
             yield from _flat(f"{path}{key}/", feature, values[key])
@@ -328,7 +341,10 @@ def _plain(feature: Any, value: Any) -> Any:
 
 
 def _chosen(features: Any, settings: TfdsSettings) -> Any:
-    """Return the features named in `keys`, or all; raise a SettingsError for an unknown key."""
+    """Return the features named in `keys`, or all; raise a SettingsError for an unknown key.
+
+    Raise it too if the library is missing.
+    """
     unknown = sorted(set(settings.keys) - set(features))
     if unknown:
         raise SettingsError(
@@ -343,8 +359,8 @@ def _chosen(features: Any, settings: TfdsSettings) -> Any:
 def _info(files: Files, settings: TfdsSettings) -> Any:
     """Return the library's description of the data set.
 
-    Raise a DataError if the folder holds no prepared data set or cannot be fetched, the split is unknown, or the files
-    are not ArrayRecord; raise a SettingsError if the library is missing.
+    Raise a DataError if the folder holds no prepared data set, the split is unknown, or the files are not ArrayRecord;
+    raise a ReadError if the descriptions cannot be fetched, and a SettingsError if the library is missing.
     """
     tfds, where = _tfds(), files.where(settings.folder)
     for name in _DESCRIPTIONS:  # raises for a named pipe, on which the library would block
@@ -374,8 +390,8 @@ def _info(files: Files, settings: TfdsSettings) -> Any:
 def _descriptions(files: Files, folder: str) -> Iterator[str]:
     """Yield a local folder with the files that describe the data set; remote ones are downloaded first.
 
-    The folder of downloaded ones is removed at the end of the block. Raise a DataError if a remote one is absent or
-    cannot be fetched.
+    The folder of downloaded ones is removed at the end of the block. Raise a DataError if a remote one is absent, a
+    ReadError if it cannot be fetched, and an OSError if the copy cannot be written.
     """
     if not is_url(folder):
         yield files.where(folder)

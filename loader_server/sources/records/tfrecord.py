@@ -77,9 +77,9 @@ class TFRecordSource(FilesOfExamplesSource):
     def survey(self) -> Inventory:
         """Follow the headers of all files and count the records; raise a DataError if a file is no TFRecord file.
 
-        Raise a DataError as well if there is no file, one is named twice or cannot be fetched, or the records have no
-        features; raise a SettingsError for a named feature that no record has, or if the library for checksums is
-        missing.
+        Raise a DataError as well if there is no file, one is named twice or absent, or the records have no features; a
+        ReadError if a file cannot be fetched, and an OSError if it cannot be opened. Raise a SettingsError for a named
+        feature that no record has, or if the library for checksums is missing.
         """
         _ = self._checksum  # a missing library is reported now, not by the first process that probes
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, _BLOCK_RECORDS))
@@ -88,7 +88,8 @@ class TFRecordSource(FilesOfExamplesSource):
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
         """Yield where each block of records begins and how many it has; a damaged rest of the file counts as one.
 
-        Raise a DataError if it is no TFRecord file, or a ReadError if its size has changed or it cannot be fetched.
+        An empty file has no block. Raise a DataError if it is no TFRecord file, a ReadError if its size has changed or
+        it cannot be fetched, and an OSError if it cannot be opened.
         """
         data, start, broken = self._opened[path], 0, ""
         # After a damaged header no other can be found, because only a record's size tells where the next one is.
@@ -102,7 +103,7 @@ class TFRecordSource(FilesOfExamplesSource):
     def _first_records(self) -> Iterator[bytes]:
         """Yield the first whole records of each file, at most 1024; raise a DataError if a file is no TFRecord file.
 
-        Raise a ReadError if a file cannot be fetched.
+        Raise a ReadError if a file cannot be fetched, and an OSError if it cannot be opened.
         """
         for path in self._paths:
             data = self._opened[path]
@@ -113,7 +114,9 @@ class TFRecordSource(FilesOfExamplesSource):
     def probe(self, piece: RecordPiece) -> Found:
         """Parse the records of a piece; unusable ones and a damaged rest of the file become bad rows.
 
-        Raise a ReadError if the file's size has changed since it was mapped, or it cannot be fetched.
+        Raise a ReadError if the file's size has changed since it was mapped, or it cannot be fetched; an OSError if it
+        cannot be opened; and a SettingsError if checksums are to be verified and the library is missing. Errors of
+        looking for features in the first records pass through.
         """
         data, where = self._opened[piece.path], self.files.where(piece.path)
         records = records_from(data, piece.start, piece.rows)
@@ -156,8 +159,8 @@ class TFRecordSource(FilesOfExamplesSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a local file has another size, or a remote one another version.
 
-        Raise it as well if a file is gone or its store cannot be asked. Samples are read ahead of gathering only if
-        files are remote.
+        Raise it as well if a file is gone, and besides what the base class raises, such as a ReadError if a store
+        cannot be asked. Samples are read ahead of gathering only if files are remote.
         """
         super().open(indexed)
         self._opened.allow_only(indexed.origin)
@@ -165,7 +168,7 @@ class TFRecordSource(FilesOfExamplesSource):
         self.reads_ahead = self.files.are_remote
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return one of these samples for each file that is not mapped.
+        """Return one of these samples for each file that is not mapped; none if all files are.
 
         Reading it fetches a remote file, and maps it.
         """
@@ -178,7 +181,8 @@ class TFRecordSource(FilesOfExamplesSource):
         """Yield the data of each record; raise a ReadError for a record that has changed since indexing.
 
         Raise it too if its file has another size or cannot be fetched; raise an IndexError if a sample's number is out
-        of range.
+        of range, an OSError if a local file cannot be opened, and a SettingsError if checksums are to be verified and
+        the library is missing.
         """
         return map(self._read, samples)
 
@@ -207,7 +211,8 @@ class TFRecordSource(FilesOfExamplesSource):
         """Return the place of each record; raise a ReadError if one has changed since indexing.
 
         A record counts as unchanged if the checksum behind its data is the indexed one. Raise a ReadError as well if a
-        file has another size or cannot be fetched.
+        file has another size or cannot be fetched, and an OSError if a local one cannot be opened. Numbers of samples
+        are not checked.
         """
         files, starts, sizes, written = (
             self._columns[name][samples] for name in ("file", "offset", "bytes", "checksum")

@@ -76,8 +76,8 @@ class WebDatasetSource(FileRecordsSource):
         """Return the form of each member that is read, sorted by suffix: of the first usable sample that tells it.
 
         Only the first 64 usable samples of all shards are looked at. Raise a DataError if a file is no tar file, absent
-        or named twice, no member can be read at all, or none that the job file names; raise a ReadError if a shard
-        cannot be fetched.
+        or named twice, if no member can be read at all, or one that the job file names cannot; raise a ReadError if a
+        shard cannot be fetched, and an OSError if it cannot be opened.
         """
         # A list, so that every shard's beginning is looked at: a shard of another kind is refused before any sample is
         # indexed.
@@ -95,7 +95,8 @@ class WebDatasetSource(FileRecordsSource):
     def _first_samples(self, path: str) -> Iterator[tuple[mmap.mmap | bytes, TarSample]]:
         """Return an iterator over a shard's usable samples, each with the shard's bytes.
 
-        Raise a DataError if it is no tar file, or a ReadError if it cannot be fetched.
+        Raise a DataError if it is no tar file, a ReadError if it cannot be fetched, or an OSError if it cannot be
+        opened.
         """
         data = self._opened[path]
         refuse_no_tar(data, self.files.where(path))
@@ -114,7 +115,10 @@ class WebDatasetSource(FileRecordsSource):
         )
 
     def _first_fault(self) -> str:
-        """Return what is wrong with the first unusable sample near a shard's beginning, in parentheses, or ""."""
+        """Return what is wrong with the first unusable sample near a shard's beginning, in parentheses, or "".
+
+        Errors of opening a shard anew pass through, such as a ReadError if it has changed or cannot be fetched.
+        """
         for path in self._paths:
             for sample in islice(samples_of(self._opened[path]), _FIRST_SAMPLES):
                 detail = sample.detail or _fault_of_members(self._opened[path], sample)
@@ -126,7 +130,8 @@ class WebDatasetSource(FileRecordsSource):
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of audio, numbers and arrays; texts, JSON and bytes have none.
 
-        Before there is an index, raise a DataError if a shard is no tar file or a member to read cannot be found.
+        Before there is an index, errors of looking at the first samples (`_forms`) pass through, such as a DataError if
+        a shard is no tar file or a member to read cannot be found.
         """
         fields = (form.field(self._rates.get(form.key, 0)) for form in self._forms)
         return tuple(field for field in fields if field is not None)
@@ -136,8 +141,8 @@ class WebDatasetSource(FileRecordsSource):
     def survey(self) -> Inventory:
         """Follow the headers of all shards and count samples; note a digest of each local shard.
 
-        Raise a DataError if a shard is no tar file, absent, named twice or cannot be fetched, or if a member to read
-        cannot be found; raise an OSError if a shard cannot be read.
+        Raise a DataError if a shard is no tar file, absent or named twice, or if a member to read cannot be found; a
+        ReadError if a shard has changed or cannot be fetched; and an OSError if a shard cannot be read.
         """
         forms = {form.suffix: [form.dtype, None if form.shape is None else list(form.shape)] for form in self._forms}
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, self.piece_rows))
@@ -153,7 +158,8 @@ class WebDatasetSource(FileRecordsSource):
     def _blocks(self, path: str, rows: int) -> Iterator[tuple[int, int]]:
         """Yield where each block of samples begins and how many it has; a damaged rest of the shard counts as a sample.
 
-        Raise a ReadError if the shard's size has changed or it cannot be fetched.
+        Raise a ReadError if the shard's size has changed or it cannot be fetched, and an OSError if it cannot be
+        opened.
         """
         samples = samples_of(self._opened[path])
         while block := list(islice(samples, rows)):
@@ -163,7 +169,7 @@ class WebDatasetSource(FileRecordsSource):
         """Check the members of each sample by decoding them (audio by its header); unusable samples become bad rows.
 
         A sample that lacks a member is unusable. Raise a ReadError if the shard's size has changed or it cannot be
-        fetched.
+        fetched, and an OSError if it cannot be opened. Errors of looking at the first samples (`_forms`) pass through.
         """
         data, where = self._opened[piece.path], self.files.where(piece.path)
         good, keys, bad = list[list[int]](), list[str](), dict[int, BadRow]()
@@ -205,7 +211,10 @@ class WebDatasetSource(FileRecordsSource):
         return [_digest(data, places[::2]), *places, *lengths]
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """Return the rate that all recordings under a key have, or 0 if they differ, for each audio key."""
+        """Return the rate that all recordings under a key have, or 0 if they differ, for each audio key, as `rates`.
+
+        There has to be a sample.
+        """
         rates = {form.key: numbers[f"length_{form.key}_rate"] for form in self._forms if form.kind == "audio"}
         return {"rates": {key: int(column[0]) if (column == column[0]).all() else 0 for key, column in rates.items()}}
 
@@ -214,7 +223,8 @@ class WebDatasetSource(FileRecordsSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a local shard has another size, or a remote one another version.
 
-        Raise it as well if a shard is gone or its store cannot be asked.
+        Raise it as well if a shard is gone, and besides what the base class raises, such as a ReadError if a store
+        cannot be asked.
         """
         super().open(indexed)
         self._opened.allow_only(indexed.origin)
@@ -238,7 +248,8 @@ class WebDatasetSource(FileRecordsSource):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the bytes of each sample's members, joined; raise a ReadError if the shard has changed.
 
-        Raise it too if the shard cannot be fetched; raise an IndexError if a sample's number is out of range.
+        Raise it too if the shard cannot be fetched; raise an IndexError if a sample's number is out of range, and an
+        OSError if a local shard cannot be opened or read.
         """
         return map(self._read, samples)
 
@@ -255,7 +266,10 @@ class WebDatasetSource(FileRecordsSource):
         return raw
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the values of all members by key; raise a SampleError if one cannot be decoded or is too large."""
+        """Return the values of all members by key; raise a SampleError if one cannot be decoded.
+
+        Raise it too for audio that is too large, other than plain WAV.
+        """
         values, start = dict[str, Any](), 0
         for form, (_, size) in zip(self._forms, self._places, strict=True):
             stop = start + int(self._columns[size][sample])

@@ -66,7 +66,7 @@ class DiskCache:
         """Return a descriptor of the entry, and its path, or None if there is no such entry.
 
         The entry is not evicted until the descriptor is closed. Return None as well if it was evicted just now; errors
-        are those of `find`.
+        are those of `find`, and an OSError if the file system has no locks.
         """
         handle = self.find(key)
         if handle is None:
@@ -82,7 +82,8 @@ class DiskCache:
     def lead(self, what: str) -> int | None:
         """Return a descriptor that locks `what` until it is closed, or None if another process has the lock.
 
-        Raise a ReadError if the folder cannot be used, and a MachineError if a link or the like is in the lock's place.
+        Raise a ReadError if the folder cannot be used, a MachineError if a link or the like is in the lock's place, and
+        an OSError if the lock cannot be opened or the file system has no locks.
         """
         self._prepare()
         path = self._underway / f"lead-{what}"
@@ -98,8 +99,9 @@ class DiskCache:
         """Make sure that the entry exists, and return True: `fill` writes it into an open file of `nbytes` bytes.
 
         If another process is making it, wait until it is done, or return False at once if not `wait`. Raise a ReadError
-        if there is no room or the folder cannot be used, and a MachineError if a link or the like is in a file's place.
-        What `fill` raises passes through, except that an OSError becomes a ReadError.
+        if there is no room or the folder cannot be used, a MachineError if a link or the like is in a file's place, and
+        an OSError if the unfinished file cannot be opened or the file system has no locks. What `fill` raises passes
+        through, except that an OSError becomes a ReadError.
         """
         self._prepare()
         entry, underway = self._entry(key), self._underway / key
@@ -119,7 +121,8 @@ class DiskCache:
     def _fill(self, entry: Path, underway: Path, handle: int, nbytes: int, fill: Callable[[int], None]) -> None:
         """Write the entry into the locked file and rename it, unless it exists; remove the file if anything fails.
 
-        Raise a ReadError if the cache is too small or an OSError occurs; other errors of `fill` pass through.
+        Raise a ReadError if the cache is too small or an OSError occurs, and a MachineError if a link or the like is in
+        the ledger's place; other errors of `fill` pass through.
         """
         try:
             if not entry.exists():
@@ -162,7 +165,8 @@ class DiskCache:
     def _reserve(self, handle: int, nbytes: int) -> None:
         """Reserve room for `nbytes` on the disk and in the ledger; raise a ReadError if the cache is too small.
 
-        Raise an OSError if the disk is full, and a MachineError if a link or the like is in the ledger's place.
+        Raise an OSError if the disk is full or fails or the file system has no locks, and a MachineError if a link or
+        the like is in the ledger's place.
         """
         if nbytes > self.most_bytes:
             raise self.too_small(nbytes)
@@ -180,7 +184,7 @@ class DiskCache:
         """Remove the least recently used entries until `nbytes` bytes fit; return the bytes that are left.
 
         Entries that somebody holds stay; nothing is removed if there is room. Raise a ReadError if what stays leaves
-        too little room.
+        too little room, and an OSError if a folder of the cache is missing or entries cannot be looked at.
         """
         underway = self._sweep()
         entries = [entry for folder in self._entries.iterdir() for entry in stored_files(folder)]
@@ -194,7 +198,10 @@ class DiskCache:
         return total
 
     def _sweep(self) -> int:
-        """Remove unfinished entries that nobody is making; return the bytes of the rest."""
+        """Remove unfinished entries that nobody is making; return the bytes of the rest.
+
+        Raise an OSError if their folder is missing, or entries cannot be opened or locked.
+        """
         return sum(size for _, size, path in stored_files(self._underway) if not _remove(path))
 
     def too_small(self, needed: int) -> ReadError:
@@ -217,5 +224,8 @@ class DiskCache:
 
 
 def _remove(path: str) -> bool:
-    """Remove an entry unless somebody holds it; return whether it is gone."""
+    """Remove an entry unless somebody holds it; return whether it is gone.
+
+    Raise an OSError if it cannot be opened or removed, or the file system has no locks.
+    """
     return remove_unlocked(path, truncate=not path.endswith(MAPPED))

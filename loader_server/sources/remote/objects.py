@@ -91,7 +91,8 @@ class Objects:
     def fetch(self, url: str, facts: FileFacts, start: int, stop: int, *, patient: bool = True) -> bytes:
         """Return a range of this version's bytes; make only one attempt if not `patient`.
 
-        Raise a ReadError if the object is gone, has another version now, or cannot be read.
+        Raise a ReadError if the object is gone, has another version now, or cannot be read. Raise a DataError if a
+        folder is in its place or the store tells no size, and a SettingsError if the store's library is missing.
         """
 
         def ask() -> bytes:
@@ -108,8 +109,9 @@ class Objects:
     def comes_in_ranges(self, url: str, facts: FileFacts) -> bool:
         """Return whether the store serves ranges; raise a ReadError if it cannot be asked.
 
-        Only HTTP servers are asked: all other stores do. Raise a ReadError as well if the object has another version
-        now.
+        Only HTTP servers are asked, for the last byte: all other stores do. Raise a ReadError as well if the object is
+        gone or has another version now, a DataError if the store tells no size, and a SettingsError if its library is
+        missing.
         """
         # A plain HTTP server may send the whole file, whatever range is asked for.
         if not url.startswith("http"):
@@ -127,7 +129,8 @@ class Objects:
     def bring(self, url: str, facts: FileFacts, into: BinaryIO) -> None:
         """Write all of this version into a file, for stores that serve no ranges.
 
-        Raise a ReadError if the object is gone, has another version now, or cannot be read.
+        Raise a ReadError if the object is gone, has another version now, or cannot be read, or if the file cannot be
+        written. Raise a DataError if the store tells no size, and a SettingsError if its library is missing.
         """
         store = _store(url)
 
@@ -143,7 +146,8 @@ class Objects:
     def _open(self, url: str, facts: FileFacts) -> Any:
         """Return fsspec's open file; raise a ReadError if it has another version than `facts`.
 
-        Raise an error of the store's library if there is no such object or the store fails.
+        Raise an error of the store's library if there is no such object or the store fails; errors of `_open_object`
+        pass.
         """
         file, opened = self._known.get(url, (None, None))
         # One of another version may have been opened before the object was replaced, so it is opened again.
@@ -158,8 +162,8 @@ class Objects:
     def _refuse_other(self, url: str, facts: FileFacts) -> None:
         """Raise a ReadError if the object is no longer this version, unless each request already names the version.
 
-        Raise a DataError if a folder is in its place or the store tells no size, and an error of the store's library if
-        the object is gone or the store fails.
+        Raise a DataError if a folder is in its place or the store tells no size, a SettingsError if the store's library
+        is missing, and an error of that library if the object is gone or the store fails.
         """
         # After the bytes were read: a check before would miss an object that is replaced in between.
         if not getattr(self._open(url, facts), "read_kw", {}).get("IfMatch"):
@@ -222,7 +226,8 @@ def _facts(url: str, info: dict[str, Any]) -> FileFacts:
 def _open_object(url: str) -> tuple[Any, FileFacts]:
     """Return fsspec's file and its version; raise an error of the store's library if there is none.
 
-    Raise a DataError for a folder, or if the store tells no size.
+    Raise a DataError for a folder or an unusable URL, or if the store tells no size, and a SettingsError if the store's
+    library is missing.
     """
     store = _store(url)
     if not url.startswith("http"):

@@ -86,7 +86,10 @@ class _OpenPart:
         self.used_s = time.monotonic()
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes by their place in the file; fewer if the entry was evicted."""
+        """Return bytes by their place in the file; fewer if the entry was evicted.
+
+        Raise an OSError if the disk fails, or if another user's entry has to be marked as used.
+        """
         now_s = time.monotonic()
         if now_s > self.used_s + _USED_AGAIN_S:
             self.used_s = now_s
@@ -117,16 +120,18 @@ class RemoteFiles:
         self._ahead = FetchAhead(self._fetch_ahead, cache.bytes // BLOCK_BYTES // 4)
 
     def found(self, url: str) -> list[str]:
-        """Return the URLs of the files that a pattern or a folder stands for; raise a DataError if no such bucket.
+        """Return the URLs of the files that a pattern or a folder stands for; an empty list if there are none.
 
-        Raise a ReadError if the store cannot be asked, and a SettingsError if its library is missing.
+        Raise a DataError if there is no such bucket or the URL is unusable, a ReadError if the store cannot be asked,
+        and a SettingsError if its library is missing.
         """
         return self._objects.found(url)
 
     def facts(self, url: str) -> FileFacts:
         """Return the current size and version; raise a DataError if there is no such file.
 
-        Raise a ReadError if the store cannot be asked, and a SettingsError if its library is missing.
+        Raise it too for a folder, an unusable URL or a store that tells no size, a ReadError if the store cannot be
+        asked, and a SettingsError if its library is missing.
         """
         return self._objects.facts(url)
 
@@ -134,7 +139,9 @@ class RemoteFiles:
         """Return exactly `nbytes` bytes of this version from `offset` on.
 
         Raise a ReadError if the file is shorter, has changed or cannot be fetched, or if the cache is too small or its
-        folder cannot be used.
+        folder cannot be used. Errors of `DiskCache.find` and `make` pass through: a MachineError if a link or the like
+        is in a file's place, and an OSError if an entry cannot be opened or read. Raise a SettingsError if the store's
+        library is missing.
         """
         if offset + nbytes > facts.bytes:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{max(facts.bytes - offset, 0)} bytes", url)
@@ -177,7 +184,8 @@ class RemoteFiles:
         """Fetch the block into the cache, or the whole file if its store serves no ranges.
 
         If not `patient`, make only one attempt, and leave the block to another process that is making it. Raise a
-        ReadError if it cannot be fetched or the cache has no room for it.
+        ReadError if it cannot be fetched or the cache has no room for it; other errors of `DiskCache.make` and
+        `Objects.fetch` pass through.
         """
         if self._comes_whole(block):
             block = _whole_file(block.url, block.facts)
@@ -188,8 +196,8 @@ class RemoteFiles:
     def _comes_whole(self, block: _Block) -> bool:
         """Return whether the file has to be fetched whole, because its server serves no ranges.
 
-        Return False for a file that fits into a block, which always comes as that block. Raise a ReadError if the
-        server cannot be asked; its answer is remembered.
+        Return False for a file that fits into a block, which always comes as that block. A server's answer is
+        remembered; raise a ReadError if it cannot be asked, and besides what `Objects.comes_in_ranges` raises.
         """
         if block.facts.bytes <= BLOCK_BYTES:
             return False
@@ -216,14 +224,15 @@ class RemoteFiles:
     def open(self, url: str, facts: FileFacts) -> BinaryIO:
         """Open a file for reading and seeking; nothing is fetched before it is read.
 
-        Reading raises a ReadError if the file has changed or cannot be fetched.
+        Reading raises a ReadError if the file has changed or cannot be fetched, and besides what `read` raises.
         """
         return io.BufferedReader(_RemoteReader(self, url, facts), _READER_BYTES)
 
     def local(self, url: str, facts: FileFacts) -> LocalFile:
         """Return the whole file as a cache entry, which is not evicted until the caller closes it.
 
-        Raise a ReadError if it has changed or cannot be fetched, or the cache has no room for it.
+        Raise a ReadError if it has changed or cannot be fetched, or the cache has no room for it. Errors of
+        `DiskCache.hold` and `make` pass through, such as an OSError if the file system has no locks.
         """
         whole = _whole_file(url, facts)
         waited = 0
@@ -242,8 +251,9 @@ class RemoteFiles:
     def looks_ahead(self, data_set: str) -> bool:
         """Return whether this process should expect more: it fetches ahead for the machine, and little is waiting.
 
-        One process of a machine does so for all that use the cache with this data set. Raise a ReadError if the folder
-        of the cache cannot be used.
+        One process of a machine does so for all that use the cache with this data set; the others try every 2 s to take
+        its place. Raise a ReadError if the folder of the cache cannot be used, and besides what `DiskCache.lead`
+        raises.
         """
         # What is fetched ahead may fill a quarter of the cache; the rest is for what is read now.
         waiting = self._ahead.waiting()
@@ -261,7 +271,8 @@ class RemoteFiles:
     def expect(self, extents: Iterable[tuple[str, FileFacts, int, int]]) -> None:
         """Begin to fetch the blocks of these extents (URL, version, offset, size), which will be read soon.
 
-        Blocks known to be in the cache are skipped. Nothing is fetched if the cache is too small for fetching ahead.
+        Blocks known to be in the cache are skipped, and fetches that fail are dropped. Nothing is fetched if the cache
+        is too small for fetching ahead.
         """
         self._expect(block for extent in extents for block in _blocks_of(*extent))
 
@@ -272,7 +283,7 @@ class RemoteFiles:
     def expect_whole(self, files: Iterable[tuple[str, FileFacts]]) -> None:
         """Begin to fetch files that will soon be needed on the disk, except those known to be in the cache.
 
-        Nothing is fetched if the cache is too small for fetching ahead.
+        Fetches that fail are dropped. Nothing is fetched if the cache is too small for fetching ahead.
         """
         self._expect(_whole_file(url, facts) for url, facts in files)
 
@@ -284,7 +295,10 @@ class RemoteFiles:
         self._seen[block] = None
 
     def close(self) -> None:
-        """Stop fetching ahead, and drop open entries; each closes once its last reader is done."""
+        """Stop fetching ahead, which another process may take over, and drop open entries.
+
+        Each entry closes once its last reader is done, and opens again when it is next read.
+        """
         self._ahead.close()
         self._parts.clear()
         lead, self._lead = self._lead, None
@@ -311,7 +325,10 @@ class _RemoteReader(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position, not below 0, and return it."""
+        """Set the position, counted from where `whence` says, and return it.
+
+        It is not below 0, and may be beyond the end.
+        """
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._facts.bytes}[whence]
         self._position = max(start + offset, 0)
         return self._position
@@ -319,7 +336,7 @@ class _RemoteReader(io.RawIOBase):
     def readinto(self, into: Buffer) -> int:
         """Read the next bytes into a buffer, and return how many; raise a ReadError if they cannot be fetched.
 
-        At the end of the file, return 0.
+        At the end of the file, return 0. Raise besides what `RemoteFiles.read` raises.
         """
         # In each new block, the following ones begin to be fetched: who reads a file in order will need them.
         view = memoryview(into).cast("B")
@@ -376,7 +393,10 @@ def _whole_file(url: str, facts: FileFacts) -> _Block:
 
 
 def _write(handle: int, place: int, raw: bytes) -> None:
-    """Write all bytes at this place; one call of the system may write fewer."""
+    """Write all bytes at this place; one call of the system may write fewer.
+
+    Raise an OSError if the disk is full or fails.
+    """
     view = memoryview(raw)
     while view:
         written = os.pwrite(handle, view, place)
@@ -384,7 +404,7 @@ def _write(handle: int, place: int, raw: bytes) -> None:
 
 
 class FetchAhead(Generic[T]):
-    """Threads that call `fetch` with expected keys, in order; with `threads` of 0 nothing is fetched.
+    """Threads, at most 8, that call `fetch` with expected keys, in order; with `threads` of 0 nothing is fetched.
 
     What is asked for twice is fetched once; a failure is left to the reader who needs the data, who gets the error.
     Threads start with the first request and never keep a process from ending. Knows nothing about what it fetches.
@@ -408,7 +428,8 @@ class FetchAhead(Generic[T]):
     def expect(self, wanted: Iterable[T]) -> None:
         """Queue keys that will be needed soon, except those queued or being fetched; start threads if needed.
 
-        Do nothing if there are to be no threads. A fetch that fails is dropped.
+        Do nothing, and take no key, if there are to be no threads. A fetch that fails is dropped; what `wanted` raises
+        passes through.
         """
         if not self._threads:
             return

@@ -50,8 +50,8 @@ class Retries:
     ) -> T:
         """Return what `ask` returns, after retries with back-off if `patient`.
 
-        Raise a ReadError if it fails for good, or `absent` if the file does not exist. Our own errors pass through at
-        once.
+        Raise a ReadError if it fails for good, or `absent` if the file does not exist; absent, refused and changed
+        files are not asked for again. Our own errors pass through at once.
         """
         # Without patience there is one attempt: what is fetched ahead is asked for again by the reader who needs it.
         pauses_s = PAUSES_S if patient else ()

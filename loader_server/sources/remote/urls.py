@@ -75,5 +75,5 @@ def _unusable(expected: str, got: str, url: str, remedy: str) -> DataError:
 
 
 def without_credentials(text: str) -> str:
-    """Return a text for people, with everything masked that may be a credential."""
+    """Return a text for people, with all that may be a credential masked: queries of URLs, users, access key ids."""
     return _KEY_ID.sub("…", _USER.sub("://…@", _QUERY.sub("?…", text)))

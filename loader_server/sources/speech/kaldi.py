@@ -101,7 +101,7 @@ class KaldiSource(ListedSource):
         """Return the field of audio, with time if all files have one rate; or the field of features.
 
         Before indexing, the width of features is that of the first matrix that can be read; raise a DataError then if a
-        folder has no feats.scp, or a store cannot be asked.
+        folder has no feats.scp, a ReadError if a store cannot be asked, or an OSError if an archive cannot be read.
         """
         about = self.indexed.about if hasattr(self, "indexed") else {}
         if not self._features:
@@ -113,7 +113,8 @@ class KaldiSource(ListedSource):
     def stamp(self) -> str:
         """Return a stamp of all tables, present or missing, and of every file that they name.
 
-        Raise a DataError if a folder lacks the table of audio or features, or a ReadError if a store cannot be asked.
+        Raise a DataError if a folder lacks the table of audio or features, a ReadError if a store cannot be asked, or
+        an OSError if a table cannot be read.
         """
         # A file that is replaced may have another length, although no table has changed.
         named = chain.from_iterable(folder.named_files() for folder in self._all_folders())
@@ -131,7 +132,8 @@ class KaldiSource(ListedSource):
         """Join each folder's tables and count their rows.
 
         Raise a DataError if there are no folders, if one is named twice or lacks a table that is needed, if a table is
-        no readable text, or if only some folders have a `text`.
+        no readable text, or if only some folders have a `text`; a ReadError if a store cannot be asked or read, and an
+        OSError if the disk fails.
         """
         # The utterances of a folder that is named twice, perhaps by a link, would count twice.
         self.files.refuse_twice(path.rstrip("/") for path in self.settings.paths)
@@ -151,7 +153,8 @@ class KaldiSource(ListedSource):
     def _first_columns(self) -> int:
         """Return the width of the first features that can be read; 0 for vectors or without any.
 
-        Raise a DataError if a folder has no feats.scp, or a ReadError if a store cannot be asked.
+        Raise a DataError if a folder has no feats.scp, a ReadError if a store cannot be asked, or an OSError if an
+        archive cannot be read.
         """
         find = self._finder(None)
         for path in self.settings.paths:
@@ -177,7 +180,8 @@ class KaldiSource(ListedSource):
     def probe(self, piece: KaldiPiece) -> Found:
         """Read the header of every audio file or matrix that these rows name.
 
-        Return the good rows' columns and the bad rows; raise a ReadError if a remote file cannot be fetched.
+        Return the good rows' columns and the bad rows; raise a ReadError if a remote file cannot be fetched, or an
+        OSError if an archive of features cannot be read.
         """
         find = self._finder(piece.columns)
         where = self._where(piece.folder, piece.tables[0])
@@ -197,7 +201,7 @@ class KaldiSource(ListedSource):
         """Return a function that finds the stretch or matrix of an utterance, or a BadRow.
 
         Features of another width than `columns` are bad; None allows any. The function raises a ReadError if a remote
-        file cannot be fetched.
+        file cannot be fetched, or an OSError if an archive of features cannot be read.
         """
         if not self._features:
             headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
@@ -240,7 +244,10 @@ class KaldiSource(ListedSource):
     # --- once there is an index ---
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a table is gone or has changed since it was made."""
+        """Take the index; raise a DataError if a table is gone or has changed since it was made.
+
+        Raise a ReadError if its store cannot be asked.
+        """
         super().open(indexed)
         if self._features:
             self._recordings = ArchivedFeatures(self.files, indexed.numbers, self._path, indexed.about["columns"])
@@ -259,7 +266,9 @@ class KaldiSource(ListedSource):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the audio with its rate, or the features, and the text and speaker as strings.
 
-        Raise a SampleError if audio cannot be decoded, or a ReadError if a file turns out not to be the indexed one.
+        Raise a SampleError if audio cannot be decoded, or a ReadError if a file turns out not to be the indexed one; an
+        OSError if audio has to be read from a file that cannot be opened, or a ValueError if the bytes of features do
+        not fit.
         """
         if not self._features:
             return super().decode(sample, raw)
@@ -276,11 +285,14 @@ class KaldiSource(ListedSource):
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Return the versions of the audio libraries; none for features, which are plain numbers."""
+        """Return the versions of the audio libraries; none for features, which are plain numbers.
+
+        Raise importlib's PackageNotFoundError as `audio_versions` does.
+        """
         return {} if self._features else super().versions
 
     def close(self) -> None:
-        """Close tables and archives."""
+        """Close tables and archives; archives open again when they are read, tables with the next `survey`."""
         super().close()
         for folder in self._folders:
             folder.close()

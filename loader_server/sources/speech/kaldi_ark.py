@@ -95,7 +95,8 @@ def _compressed(raw: bytes, begin: int) -> tuple[int, int, int]:
 def ark_values(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
     """Return the numbers of a matrix or vector, given all of its bytes.
 
-    Raise a ValueError if their number does not fit.
+    Raise a ValueError if they are not as many as the header says; of a vector only whether the bytes are whole numbers
+    is looked at.
     """
     if header.kind.startswith("C"):
         return _decompressed(raw, header)
@@ -105,7 +106,10 @@ def ark_values(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
 
 
 def _decompressed(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
-    """Return the numbers of a compressed matrix, which CM2 and CM3 store as equal steps from the least value."""
+    """Return the numbers of a compressed matrix, which CM2 and CM3 store as equal steps from the least value.
+
+    Raise a ValueError if they are not as many as the header says.
+    """
     least, span = (np.float32(number) for number in struct.unpack_from("<ff", raw, header.begin - _COMPRESSED.size))
     if header.kind == "CM":
         return _from_quartiles(raw, header, least, span)
@@ -120,7 +124,8 @@ def _from_quartiles(raw: bytes, header: ArkHeader, least: np.float32, span: np.f
     """Return the numbers of a CM matrix, whose columns have a scale of their own each.
 
     Bytes from 0 to 64 are steps from the column's least value to its first quartile, those to 192 from there to the
-    third quartile, and those to 255 from there to the greatest value.
+    third quartile, and those to 255 from there to the greatest value. Raise a ValueError if they are not as many as the
+    header says.
     """
     begin, columns = header.begin, header.columns
     words = np.frombuffer(raw, "<u2", count=4 * columns, offset=begin).reshape(columns, 4, 1)

@@ -102,7 +102,8 @@ class ArchiveHeaders:
     def _look_at(self, path: str) -> tuple[FileFacts, int]:
         """Return an archive's size and version, and the number of its digest (0 if it is remote).
 
-        Raise a DataError if it is missing, or a ReadError if its store cannot be asked.
+        Raise a DataError if it is missing, a ReadError if its store cannot be asked, or an OSError if a local one
+        cannot be read.
         """
         facts = self._files.facts(path)
         if is_url(path):
@@ -184,7 +185,7 @@ class ArchivedFeatures:
     def look_for_changes(self, time_s: float) -> None:
         """Raise a ReadError for a local archive that changed since indexing, or a DataError for one that is gone.
 
-        Each is looked at once, and as many as `time_s` allows.
+        Each is looked at once, and as many as `time_s` allows. Raise an OSError if one cannot be read.
         """
         done: set[tuple[str, int]] = set()
 
@@ -219,7 +220,8 @@ class ArchivedFeatures:
     def _refuse_other(self, path: str, sample: int) -> None:
         """Raise a ReadError if the archive differs from the indexed one in size or content.
 
-        The content is looked at only if its status has not been seen with it. Raise a DataError if the archive is gone.
+        The content is looked at only if its status has not been seen with it. Raise a DataError if the archive is gone,
+        or an OSError if it cannot be read.
         """
         place = self._places.get(path) or self._places.setdefault(path, self._files.where(path))
         known, content = self._facts(sample), int(self._numbers["content"][sample])
@@ -241,7 +243,10 @@ class ArchivedFeatures:
             self._same[path, content] = status_of(status)
 
     def decode(self, sample: int, raw: bytes) -> NDArray[np.float32]:
-        """Return the sample's rows as numbers; raise a ReadError if another matrix is there."""
+        """Return the sample's rows as numbers; raise a ReadError if another matrix is there.
+
+        Raise a ValueError if the bytes are not all of the matrix.
+        """
         header = ark_header(raw)
         numbers = self._numbers
         known = KINDS[numbers["kind"][sample]], self._columns, numbers["nbytes"][sample]

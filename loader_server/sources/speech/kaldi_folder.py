@@ -82,7 +82,8 @@ class KaldiFolder:
     def join(self) -> int:
         """Open the tables, match their lines by key, and return how many rows there are.
 
-        Raise a ReadError if a remote table cannot be fetched.
+        Raise a ReadError if a remote table cannot be fetched, a DataError if it is gone, or an OSError if a local table
+        cannot be opened.
         """
         self._open = {name: KaldiTable(self._files.keep_local(self._table(name))) for name in self.tables}
         first = self._open[self.tables[0]]
@@ -97,7 +98,8 @@ class KaldiFolder:
         """Yield the files that the table of audio or features names, for the stamp.
 
         Entries are given as written, commands too, without places in archives; a repeated neighbour is given once.
-        Raise a DataError if something other than a file is in the table's place.
+        Raise a DataError if something other than a file is in the table's place, an OSError if it cannot be opened or
+        read, or a ReadError if a remote one cannot be fetched.
         """
         before = ""
         needed = FEATURES if FEATURES in self.tables else RECORDINGS
@@ -110,7 +112,10 @@ class KaldiFolder:
                 before = name
 
     def has_ranges(self) -> bool:
-        """Return whether any features are a range of a matrix; raise a DataError if feats.scp cannot be opened."""
+        """Return whether any features are a range of a matrix; raise a DataError if feats.scp cannot be opened.
+
+        Raise a ReadError if a remote one cannot be fetched.
+        """
         with self._files.open(self._table(FEATURES)) as table:
             return any(line.rstrip().endswith(b"]") for line in table)
 
@@ -142,7 +147,7 @@ class KaldiFolder:
         return BadRow(where, number + 1, "only_text", f'expected "{key}" in {self.tables[0]} too, got none')
 
     def close(self) -> None:
-        """Close the tables, if they are open."""
+        """Close the tables, if they are open; `join` opens them again."""
         for table in self._open.values():
             table.close()
         self._open.clear()
@@ -154,7 +159,7 @@ class KaldiFolder:
 class KaldiTable:
     """One table, mapped into memory, with its lines by number (from 0) and by key; close it after use.
 
-    `keys` are the hashes of the keys, in the order of lines.
+    `keys` are the hashes of the keys, in the order of lines. Raise an OSError if the file cannot be opened or read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -197,7 +202,7 @@ class KaldiTable:
         return np.where(self._sorted[places] == words, self._order[places], -1)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; its lines can no longer be read."""
         if self._bytes is not None:
             self._bytes.close()
 

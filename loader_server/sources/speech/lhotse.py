@@ -84,15 +84,16 @@ class LhotseSource(ListedSource):
     def stamp(self) -> str:
         """Return a stamp of the manifests, and of every file that they name.
 
-        Raise a DataError if a manifest is missing, has another suffix or is a damaged gzip file, or a store cannot be
-        asked.
+        Raise a DataError if a manifest is missing, has another suffix or is a damaged gzip file; a ReadError if a store
+        cannot be asked or read, or an OSError if the disk fails.
         """
         return self.files.stamp(self._named_files())
 
     def _named_files(self) -> Iterator[str]:
         """Yield the manifests, and the files of usable cuts; a repeated neighbour is given once.
 
-        Raise a DataError if a manifest is missing, has another suffix, or is a damaged gzip file.
+        Raise a DataError if a manifest is missing, has another suffix, or is a damaged gzip file; a ReadError if a
+        store cannot be asked or read, or an OSError if the disk fails.
         """
         yield from self.settings.paths
         before = ""
@@ -110,7 +111,8 @@ class LhotseSource(ListedSource):
         """Count the cuts, or their supervisions.
 
         Raise a DataError if there are no manifests, or if one is named twice, is missing, has another suffix, is no
-        text, or is a damaged gzip file.
+        text, or is a damaged gzip file; a ReadError if a store cannot be asked or read, or an OSError if the disk
+        fails.
         """
         if not self.settings.paths:
             raise DataError(
@@ -125,7 +127,10 @@ class LhotseSource(ListedSource):
         return Inventory(total=sum(1 for _ in self._rows()), pieces=self._pieces, origin=origin)
 
     def _pieces(self, rows: int) -> Iterator[CutPiece]:
-        """Yield all rows in pieces of at most `rows` rows; raise a DataError if a manifest cannot be read."""
+        """Yield all rows in pieces of at most `rows` rows; raise a DataError if a manifest cannot be read.
+
+        Raise an OSError if the disk fails.
+        """
         start, left = 0, self._rows()
         while some := tuple(islice(left, rows)):
             yield CutPiece(start, some)
@@ -134,7 +139,7 @@ class LhotseSource(ListedSource):
     def _rows(self) -> Iterator[tuple[int, int, bytes, int]]:
         """Yield manifest, line number, line and supervision of each row.
 
-        Raise a DataError if a manifest cannot be read.
+        Raise a DataError if a manifest cannot be read, or an OSError if the disk fails.
         """
         for number, path in enumerate(self.settings.paths):
             for place, line in _lines(path, self.files):
@@ -217,7 +222,8 @@ class LhotseSource(ListedSource):
 def _lines(path: str, files: Files) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a manifest that are not empty, with their numbers (from 1).
 
-    Raise a DataError if it is missing, has another suffix, or is a damaged gzip file.
+    Raise a DataError if it is missing, has another suffix, or is a damaged gzip file; a ReadError if a store cannot be
+    asked or read, or an OSError if the disk fails.
     """
     if not path.endswith((".jsonl", ".jsonl.gz")):
         raise DataError(

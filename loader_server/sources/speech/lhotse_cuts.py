@@ -91,7 +91,8 @@ def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED) -> CutSam
 def _refuse_other_types(cut: dict[str, Any]) -> None:
     """Raise an UnusableCut for anything but a MonoCut or MultiCut.
 
-    Raise a KeyError for a line that belongs to none of Lhotse's manifests.
+    Raise a KeyError for a line that belongs to none of Lhotse's manifests, or an AttributeError for one that is no
+    table.
     """
     kind = cut.get("type") or _manifest_of(cut)
     if kind not in ("MonoCut", "MultiCut"):
@@ -102,7 +103,8 @@ def _refuse_other_types(cut: dict[str, Any]) -> None:
 def _choose(cut: dict[str, Any], channel: int) -> None:
     """Reduce a cut of several channels to `channel`, in place; raise an UnusableCut if it lacks that channel.
 
-    A cut of a single channel stays as it is, and so does any if `channel` is AVERAGED.
+    A cut of a single channel stays as it is, and so does any if `channel` is AVERAGED. Raise a KeyError if a cut has no
+    channel while one is chosen.
     """
     if channel != AVERAGED and isinstance(several := cut["channel"], list):
         if channel not in several:
@@ -125,7 +127,8 @@ def _manifest_of(line: dict[str, Any]) -> str:
 def _supervised(cut: dict[str, Any], number: int) -> CutSample:
     """Return the sample of one supervision; raise an UnusableCut if the cut has none, or as `_sample` does.
 
-    A supervision may begin before the cut and end after it: its part within the cut counts.
+    A supervision may begin before the cut and end after it: its part within the cut counts. Raise an error of Python's,
+    such as a KeyError or a TypeError, if the line has another shape.
     """
     if not cut["supervisions"]:
         raise UnusableCut(
@@ -142,7 +145,8 @@ def _sample(
     """Return the sample of a part of a cut, given as begin and duration in seconds within the cut.
 
     Raise an UnusableCut if the cut has no recording, or one with transforms, channels or a source that cannot be used;
-    a ValueError if its times are not finite, its path has a zero byte, or its text cannot be UTF-8.
+    a ValueError if its times are not finite, its path has a zero byte, or its text cannot be UTF-8; an error of
+    Python's, such as a KeyError or a TypeError, if the line has another shape.
     """
     recording = cut.get("recording")
     if recording is None:
@@ -167,7 +171,8 @@ def _file(sources: Iterable[dict[str, Any]], asked: int | list[int]) -> tuple[st
     """Return the recording's file that has these channels, and which of its channels to take.
 
     A single channel may be one of several in its file; several have to be all of a file, which are averaged. Raise an
-    UnusableCut if no file has them, or if the source is not a file; a ValueError if its path has a zero byte.
+    UnusableCut if no file has them, or if the source is not a file; a ValueError if its path has a zero byte; an error
+    of Python's, such as a KeyError or a TypeError, if the line has another shape.
     """
     for source in sources:
         if (set(asked) == set(source["channels"])) if isinstance(asked, list) else (asked in source["channels"]):
@@ -184,6 +189,9 @@ def _file(sources: Iterable[dict[str, Any]], asked: int | list[int]) -> tuple[st
 
 
 def _common(supervisions: list[dict[str, Any]], name: str) -> str:
-    """Return what all supervisions have under this name; empty if they differ or lack it."""
+    """Return what all supervisions have under this name; empty if they differ or lack it, or there are none.
+
+    Raise a TypeError if one has a list or a table there.
+    """
     values = {supervision.get(name) or "" for supervision in supervisions}
     return str(values.pop()) if len(values) == 1 else ""

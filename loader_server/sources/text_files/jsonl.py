@@ -78,8 +78,8 @@ class JsonLinesSource(LineSource):
     def _kinds(self) -> Mapping[str, str]:
         """Return the kind of each key's value: from the index once it is open, else from settings or first rows.
 
-        It is empty if the first rows have no usable key. Raise a DataError if rows are needed, but there is no file or
-        one cannot be opened or read.
+        It is empty if the first rows have no usable key. If rows are needed, raise what `_first_lines` raises, such as
+        a DataError if there is no file.
         """
         if hasattr(self, "indexed"):
             kinds: Mapping[str, str] = self.indexed.about["keys"]
@@ -92,8 +92,9 @@ class JsonLinesSource(LineSource):
     def _first_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the lines of all files from the beginning, each with its number in its file, from 1.
 
-        Raise a DataError if there is no file, one is named twice or cannot be opened, and a ReadError if one ends early
-        or cannot be fetched.
+        Raise a DataError if there is no file, one is named twice or cannot be opened, a ReadError if one ends early or
+        cannot be fetched, and an OSError if the disk fails. Raise a SettingsError if a store's library is missing, or
+        for braces that stand for too many names.
         """
         for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
             lines = self._lines_between(piece.path, piece.start, piece.stop)
@@ -102,8 +103,8 @@ class JsonLinesSource(LineSource):
     def _objects(self) -> Iterator[dict[str, Any]]:
         """Yield the objects of all lines that hold one.
 
-        Raise a DataError if there is no file, one is named twice or cannot be opened, and a ReadError if one ends early
-        or cannot be fetched.
+        Raise what `_first_lines` raises, such as a DataError if there is no file, and a ReadError if one ends early or
+        cannot be fetched.
         """
         for _, line in self._first_lines():
             with contextlib.suppress(UnusableValueError):
@@ -113,7 +114,8 @@ class JsonLinesSource(LineSource):
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of numbers and lists; texts become numbers in a transform.
 
-        Before there is an index, raise a DataError if the first rows are needed and cannot be read.
+        Before there is an index, errors of reading the first rows pass through if they are needed, such as a DataError
+        if there is no file.
         """
         return fields_of(self._kinds)
 
@@ -121,7 +123,8 @@ class JsonLinesSource(LineSource):
     def text_keys(self) -> Sequence[str]:  # type: ignore[override]
         """Return the keys of kind `text`.
 
-        Before there is an index, raise a DataError if the first rows are needed and cannot be read.
+        Before there is an index, errors of reading the first rows pass through if they are needed, such as a DataError
+        if there is no file.
         """
         return [key for key, kind in self._kinds.items() if kind == "text"]
 
@@ -129,7 +132,8 @@ class JsonLinesSource(LineSource):
     def _measured_keys(self) -> tuple[str, ...]:
         """Return the keys whose values have a length: of texts and lists.
 
-        Before there is an index, raise a DataError if the first rows are needed and cannot be read.
+        Before there is an index, errors of reading the first rows pass through if they are needed, such as a DataError
+        if there is no file.
         """
         return tuple(key for key, kind in self._kinds.items() if has_length(kind))
 
@@ -138,8 +142,9 @@ class JsonLinesSource(LineSource):
     def survey(self) -> Inventory:
         """Count the lines, and find the keys; raise a DataError if the first rows have none that can be used.
 
-        Raise it too if there is no file, or one is named twice, is absent or is no text, and a ReadError if one cannot
-        be fetched.
+        Raise it too if there is no file, or one is named twice, is absent or is no text; raise a ReadError if a store
+        cannot be asked or a file not be fetched, a SettingsError if the store's library is missing, and an OSError if
+        the disk fails.
         """
         inventory = super().survey()
         if not self._kinds:
@@ -152,9 +157,10 @@ class JsonLinesSource(LineSource):
         return replace(inventory, about={"keys": dict(self._kinds)})
 
     def _first_fault(self) -> str:
-        """Return what is wrong with the first line that is no object, in parentheses, or "".
+        """Return what is wrong with the first line that is no object, in parentheses, or "" if all lines are objects.
 
-        Raise a DataError if a file cannot be opened or read.
+        Raise what `_first_lines` raises, such as a DataError if a file cannot be opened, or a ReadError if it cannot be
+        fetched.
         """
         for number, line in self._first_lines():
             try:
@@ -167,6 +173,7 @@ class JsonLinesSource(LineSource):
         """Parse and measure the objects of a piece; lines that cannot be used become bad rows.
 
         Raise a ReadError if the file ends before the piece does or cannot be fetched, and an OSError if the disk fails.
+        If the settings name no keys, errors of reading the first rows pass through.
         """
         lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
         good: dict[int, list[int]] = {}
@@ -184,7 +191,10 @@ class JsonLinesSource(LineSource):
         return Found(rows=(piece.row + numbers).tolist(), numbers=columns, bad=bad)
 
     def _values(self, line: bytes) -> dict[str, Any]:
-        """Return the values of a sample from its line; raise UnusableValueError if the line cannot be used."""
+        """Return the values of a sample from its line; raise UnusableValueError if the line cannot be used.
+
+        Before there is an index, errors of reading the first rows pass through if they are needed.
+        """
         if not line:
             raise UnusableValueError("empty_line", "expected an object, got an empty line")
         return values_of_kinds(object_of(line), self._kinds)
@@ -217,6 +227,7 @@ class JsonLinesSource(LineSource):
         """Return the values of all objects as columns.
 
         Nothing is checked again: indexing found each line usable, and its digest shows that it is unchanged. For other
-        lines, raise a ValueError, KeyError, TypeError or OverflowError, or return other values than `decode` would.
+        lines, raise a ValueError, KeyError, TypeError, OverflowError or RecursionError, or return other values than
+        `decode` would.
         """
         return columns_of_kinds(objects_of(raw), self._kinds)

@@ -71,7 +71,7 @@ class TextSource(Source):
     def _count(self, path: str) -> int:
         """Return the number of lines of a file; raise a DataError if it is no text or cannot be opened.
 
-        Raise a ReadError if a remote file cannot be fetched.
+        Raise a ReadError if a remote file cannot be fetched, and an OSError if the disk fails.
         """
         self.files.refuse_no_text(path)
         with self.files.open(path) as file:
@@ -87,8 +87,8 @@ class TextSource(Source):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a local file has another size, or a remote one another version.
 
-        Raise it as well if a file is gone or its store cannot be asked. Opening again with the same origin compares
-        nothing.
+        Raise it as well if a file is gone, a ReadError if its store cannot be asked, and a SettingsError if the store's
+        library is missing. Opening again with the same origin compares nothing.
         """
         # A process that measures lengths opens the source once for each piece; the files are checked only the first
         # time.
@@ -127,14 +127,17 @@ class LineSource(TextSource):
     def stamp(self) -> str:
         """Return a text that changes with any of the files.
 
-        Raise a DataError if `paths` gives no file or a file twice, and a ReadError if a store cannot be asked.
+        Raise a DataError if `paths` gives no file or a file twice, a ReadError if a store cannot be asked, and a
+        SettingsError if its library is missing or braces stand for too many names.
         """
         return self.files.stamp(self._found_paths())
 
     def survey(self) -> Inventory:
         """Count the lines of all files; raise a DataError for a file that is no text.
 
-        Raise it too if there is no file, or one is named twice or absent, and a ReadError if one cannot be fetched.
+        Raise it too if there is no file, or one is named twice or absent; raise a ReadError if a store cannot be asked
+        or a file not be fetched, a SettingsError if the store's library is missing, and an OSError if the disk fails.
+        The pieces read the files again.
         """
         paths = self._found_paths()
         origin = self.files.origin(paths)
@@ -144,7 +147,8 @@ class LineSource(TextSource):
     def _pieces(self, paths: Sequence[str], rows: int) -> Iterator[LinePiece]:
         """Yield pieces of at most `rows` whole lines, file after file; raise a DataError if a file cannot be opened.
 
-        Raise a ReadError if a remote file cannot be fetched.
+        An empty file has no piece. Raise a ReadError if a remote file cannot be fetched, and an OSError if the disk
+        fails.
         """
         row = 0
         for number, path in enumerate(paths):
@@ -169,13 +173,13 @@ class LineSource(TextSource):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Return the first sample of each file that has samples."""
+        """Return the first sample of each file that has samples, in the files' order; () without samples."""
         return tuple(np.flatnonzero(np.diff(self._columns["file"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
         """Start fetching the byte ranges of these lines, if their files are remote.
 
-        Raise a DataError if a file is gone when it is first looked at.
+        Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
         """
         if self.files.are_remote:
             files, offsets, sizes = (self._columns[name][samples].tolist() for name in ("file", "offset", "bytes"))
@@ -244,9 +248,15 @@ class LinesSource(LineSource):
         return Found(rows=(piece.row + good).tolist(), numbers=columns, bad=bad)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the line as a string under `text`."""
+        """Return the line as a string under `text`.
+
+        Indexing has found it to be UTF-8; raise a UnicodeDecodeError for other bytes.
+        """
         return {"text": raw.decode()}
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
-        """Return the lines as one column of strings under `text`."""
+        """Return the lines as one column of strings under `text`.
+
+        Indexing has found them to be UTF-8; raise a UnicodeDecodeError for other bytes.
+        """
         return {"text": list(map(bytes.decode, raw))}

@@ -75,13 +75,17 @@ class ParallelSource(TextSource):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return a text that changes with any of the files; raise a ReadError if a store cannot be asked."""
+        """Return a text that changes with any of the files; raise a ReadError if a store cannot be asked.
+
+        Raise a SettingsError if the store's library is missing.
+        """
         return self.files.stamp(self._names)
 
     def survey(self) -> Inventory:
         """Count the lines; raise a DataError if the files do not have equally many, or one is absent or no text.
 
-        Raise a ReadError if a file cannot be fetched.
+        Raise a ReadError if a store cannot be asked or a file not be fetched, a SettingsError if the store's library is
+        missing, and an OSError if the disk fails.
         """
         origin = self.files.origin(self._names)
         counts = dict(zip(self._places, map(self._count, self._names), strict=True))
@@ -99,7 +103,8 @@ class ParallelSource(TextSource):
         """Yield pieces of the same whole lines of all files; raise a ReadError if a file has lost lines meanwhile.
 
         The first file decides how many lines a piece has; the others are cut after as many lines, wherever their bytes
-        end. Raise a DataError if a file cannot be opened, and a ReadError if it cannot be fetched.
+        end. Raise a DataError if a file cannot be opened, a ReadError if it cannot be fetched, and an OSError if the
+        disk fails.
         """
         with contextlib.ExitStack() as opened:
             first, *others = [opened.enter_context(self.files.open(name)) for name in self._names]
@@ -168,7 +173,7 @@ class ParallelSource(TextSource):
     def expect(self, samples: NDArray[np.int64]) -> None:
         """Start fetching the byte ranges of these lines in all files, if they are remote.
 
-        Raise a DataError if a file is gone when it is first looked at.
+        Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
         """
         if self.files.are_remote:
             self.files.expect(chain.from_iterable(self._extents(file, samples) for file in range(len(self._names))))
@@ -179,13 +184,17 @@ class ParallelSource(TextSource):
         return zip(repeat(self._names[file]), offsets, sizes)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return the lines as strings, by key; raise a ValueError if there are not as many lines as keys."""
+        """Return the lines as strings, by key.
+
+        Raise a ValueError if there are not as many lines as keys, or they are not UTF-8.
+        """
         return dict(zip(self.text_keys, raw.decode().split("\n"), strict=True))
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns:
-        """Return one column of strings for each key; raise a ValueError unless each sample has a line for each key.
+        """Return one column of strings for each key, from at least one sample.
 
-        All samples are decoded as one text and then split.
+        All samples are decoded as one text and then split; raise a ValueError if there are not as many lines in all as
+        samples times keys, or they are not UTF-8.
         """
         lines = b"\n".join(raw).decode().split("\n")
         if len(lines) != len(raw) * len(self.text_keys):

@@ -43,7 +43,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def count_lines(file: BinaryIO) -> int:
-    """Return the number of lines in a file; the last one counts without a newline, too."""
+    """Return the number of lines in a file; the last one counts without a newline, too.
+
+    An empty file has none. What reading the file raises passes through.
+    """
     lines, last = 0, b"\n"  # as if a line had just ended: an empty file has none
     while block := file.read(_BLOCK_BYTES):
         lines, last = lines + block.count(b"\n"), block[-1:]
@@ -51,10 +54,10 @@ def count_lines(file: BinaryIO) -> int:
 
 
 def cut_lines(file: BinaryIO, rows: int) -> Iterator[tuple[int, int, int]]:
-    """Yield pieces of whole lines: where each begins and ends, and how many lines it has.
+    """Yield pieces of whole lines: where each begins and ends, and how many lines it has; none of an empty file.
 
     A piece has at most `rows` lines, and ends earlier once it has `_PIECE_BYTES` bytes, so that long lines do not fill
-    memory.
+    memory. What reading the file raises passes through.
     """
     start = held = last = 0
     # `held` lines from `start` on are not in a piece yet; `taken` of this block's line ends are.
@@ -74,9 +77,10 @@ def cut_lines(file: BinaryIO, rows: int) -> Iterator[tuple[int, int, int]]:
 
 
 def spans_of(file: BinaryIO, counts: Iterable[int], where: str) -> Iterator[tuple[int, int]]:
-    """Yield where each piece begins and ends if pieces have these counts of lines.
+    """Yield where each piece begins and ends if pieces have these counts of lines, each at least 1.
 
-    Raise a ReadError if the file has fewer lines than that.
+    Raise a ReadError, which names the file by `where`, if it has fewer lines than that; further lines are left out.
+    What reading the file raises passes through.
     """
     blocks = _line_ends(file)
     # `taken` of these line ends are in pieces that were yielded.
@@ -94,9 +98,10 @@ def spans_of(file: BinaryIO, counts: Iterable[int], where: str) -> Iterator[tupl
 
 
 def _line_ends(file: BinaryIO) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield for each block of a file where the lines in it end, and where the block ends.
+    """Yield for each block of a file where the lines in it end, behind their newlines, and where the block ends.
 
-    If the last line has no newline, one more entry gives the end of the file as its end.
+    If the last line has no newline, one more entry gives the end of the file as its end. An empty file has no entry.
+    What reading the file raises passes through.
     """
     position = last = 0
     while block := file.read(_BLOCK_BYTES):
@@ -135,7 +140,10 @@ def taken_apart(data: bytes, *, begins_file: bool) -> WholeLines:
 
 
 def _starts_and_sizes(data: bytes, *, begins_file: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each line begins and its size, without newlines, carriage returns and byte order mark."""
+    """Return where each line begins and its size, without newlines, a carriage return before each, and byte order mark.
+
+    A byte order mark counts as such only at the beginning of a file. Both are empty without data.
+    """
     every = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(every == _NEWLINE)
     if data and not data.endswith(b"\n"):

@@ -42,6 +42,7 @@ class DrawnRecordings:
         """Return the source, opened with the first recording.
 
         Raise SettingsError if its settings are wrong or its samples have no audio, DataError if it cannot be used.
+        Other errors of the source pass, such as an OSError if the disk fails.
         """
         source = self._recordings.open(self._where)
         if all(field.key != "audio" for field in source.fields):
@@ -57,7 +58,8 @@ class DrawnRecordings:
         """Draw a recording, at this rate. The array is shared with later calls: do not change it.
 
         Raise SettingsError or DataError if the source cannot be used or has no recordings; SampleError if the sample
-        drawn has no audio or cannot be decoded; ReadError if it cannot be read.
+        drawn has no audio or cannot be decoded; ReadError if it cannot be read. Other errors of opening and decoding
+        pass.
         """
         number = int(rng.integers(self._source.samples))
         # Taken out and put back at the end, so that the first entry is always the least recently used.
@@ -74,7 +76,8 @@ class DrawnRecordings:
     def _decoded(self, number: int, rate: int) -> NDArray[np.float32]:
         """Read, decode and resample one recording.
 
-        Raise SampleError if it has no audio or cannot be decoded; ReadError if it cannot be read.
+        Raise SampleError if it has no audio or cannot be decoded; ReadError if it cannot be read. Other errors of
+        decoding pass.
         """
         (raw,) = read_patiently(self._source.read, [number], bool)
         sample = self._source.decode(number, raw)

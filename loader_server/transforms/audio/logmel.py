@@ -24,7 +24,10 @@ __all__ = ["LogMelSettings", "LogMelTransform"]
 @built_in("logmel")
 @transform(settings=LogMelSettings, draws=False, packages=("soxr",))
 class LogMelTransform(MelTransform):
-    """Transform of `audio` to float32 `[frames, bands]`."""
+    """Transform of `audio` to float32 `[frames, bands]`.
+
+    Raise SettingsError if the settings allow no frame or no band, as `mel_frames` does.
+    """
 
     def __init__(self, settings: LogMelSettings) -> None:
         super().__init__(

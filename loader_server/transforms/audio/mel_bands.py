@@ -57,7 +57,10 @@ class _Piece(NamedTuple):
 
 
 class MelBands:
-    """Filter bank that turns recordings into `[frames, bands]` of energy."""
+    """Filter bank that turns recordings into `[frames, bands]` of energy.
+
+    Raise SettingsError if the settings allow no frame or no band, as `mel_frames` does.
+    """
 
     def __init__(self, settings: MelSettings, bands: int, convention: Convention) -> None:
         self.rate = settings.rate
@@ -176,7 +179,7 @@ class MelBands:
                 np.matmul(of_piece[:, bins], weights, out=piece.bands[:, bands], casting="same_kind")
 
     def _frames_of(self, samples: int) -> int:
-        """Return how many frames padded audio has."""
+        """Return how many frames padded audio of so many samples has; 0 for empty audio."""
         return 1 + (samples - self._window) // self._hop if samples else 0
 
     def _framed(self, audio: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
@@ -187,7 +190,10 @@ class MelBands:
 
 
 class MelTransform(ResamplingTransform):
-    """Transform of `audio` to float32 `[frames, size]` that is made of mel bands, a whole utterance at once."""
+    """Transform of `audio` to float32 `[frames, size]` that is made of mel bands, a whole utterance at once.
+
+    Raise SettingsError if the settings allow no frame or no band, as `mel_frames` does.
+    """
 
     def __init__(self, settings: MelSettings, bands: int, size: int, convention: Convention) -> None:
         self._convention = convention

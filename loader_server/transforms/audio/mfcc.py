@@ -35,7 +35,10 @@ class MfccSettings(MelSettings):
 @built_in("mfcc")
 @transform(settings=MfccSettings, draws=False, packages=("soxr",))
 class Mfcc(MelTransform):
-    """Transform of `audio` to float32 `[frames, coefficients]`."""
+    """Transform of `audio` to float32 `[frames, coefficients]`.
+
+    Raise SettingsError for more coefficients than bands, or settings that allow no frame or no band.
+    """
 
     def __init__(self, settings: MfccSettings) -> None:
         if settings.coefficients > settings.bands:

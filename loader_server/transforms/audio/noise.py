@@ -48,8 +48,8 @@ class RecordedNoise:
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Mix noise into the audio, or leave it as it is, as drawn.
 
-        Raise SettingsError or DataError if the source of noises cannot be used, SampleError if the noise has no audio,
-        and ReadError if it cannot be read.
+        Raise SettingsError or DataError if the source of noises cannot be used, SampleError if the noise has no audio
+        or cannot be decoded, and ReadError if it cannot be read.
         """
         if rng.random() >= self._share:
             return
@@ -60,7 +60,10 @@ class RecordedNoise:
 
 
 def part_of(noise: NDArray[np.float32], length: int, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Return a part of a noise, from a place that is drawn; a noise that is too short starts over at its end."""
+    """Return a part of a noise, from a place that is drawn; a noise that is too short starts over at its end.
+
+    Raise ValueError if the noise is empty and `length` is not 0.
+    """
     if len(noise) >= length:
         start = int(rng.integers(len(noise) - length, endpoint=True))
         return noise[start : start + length]

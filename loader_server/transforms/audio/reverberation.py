@@ -45,7 +45,7 @@ class Reverberation:
         """Convolve the audio with a response, or leave it as it is, as drawn.
 
         Raise SettingsError or DataError if the source of responses cannot be used, SampleError if the response has no
-        audio, and ReadError if it cannot be read.
+        audio or cannot be decoded, and ReadError if it cannot be read.
         """
         if rng.random() < self._share:
             sample["audio"] = reverberated(sample["audio"], self._responses.draw(rng, sample["audio_rate"]))
@@ -54,7 +54,7 @@ class Reverberation:
 def reverberated(audio: NDArray[np.float32], response: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the audio convolved with the response, as long, as loud and at the same time as before.
 
-    Return it unchanged if it is empty or the result is silent.
+    Return it unchanged if it is empty or the result is silent. The response must not be empty.
     """
     if not len(audio):
         return audio

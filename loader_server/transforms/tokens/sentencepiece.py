@@ -39,7 +39,11 @@ class SentencePieceSettings:
 @built_in("sentencepiece")
 @transform(settings=SentencePieceSettings, measured=True, draws=False, packages=("sentencepiece",))
 class SentencePiece(TextEncoder):
-    """Transform of its keys, each a string, to ids `[tokens]`."""
+    """Transform of its keys, each a string, to ids `[tokens]`.
+
+    Raise SettingsError if a file is missing or no model, a setting names a key without a model, the dtype cannot hold
+    all ids, or a model lacks a token that settings ask for.
+    """
 
     def __init__(self, settings: SentencePieceSettings) -> None:
         models = {key: _loaded(path) for key, path in settings.models}
@@ -63,12 +67,18 @@ class _SentencePieceModel:
         self._encode = partial(model.encode, out_type=int, add_bos=add_bos, add_eos=add_eos)
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of one text."""
+        """Return the ids of one text.
+
+        What the library raises for a text passes.
+        """
         encoded: list[int] = self._encode(text)
         return encoded
 
     def ids_of_all(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of each of several texts."""
+        """Return the ids of each of several texts.
+
+        What the library raises for a text passes.
+        """
         if len(texts) < _MANY:
             return list(map(self.ids, texts))
         # A thread of its own for each call: keeping threads gained 0.2 µs a text, and needs a newer release.

@@ -32,11 +32,17 @@ class TextModel(Protocol):
 
     @abstractmethod
     def ids(self, text: str) -> Sequence[int]:
-        """Return the ids of one text."""
+        """Return the ids of one text, maybe none.
+
+        What the model's library raises passes.
+        """
 
     @abstractmethod
     def ids_of_all(self, texts: list[str]) -> Sequence[Sequence[int]]:
-        """Return the ids of each of several texts, the same as `ids` gives."""
+        """Return the ids of each of several texts, the same as `ids` gives.
+
+        What the model's library raises passes.
+        """
 
 
 class TextEncoder(OfColumns):
@@ -47,7 +53,10 @@ class TextEncoder(OfColumns):
         self._dtype = np.dtype(dtype)
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Replace the text of each key by its ids as an array; raise SettingsError if the sample lacks a key."""
+        """Replace the text of each key by its ids as an array; raise SettingsError if the sample lacks a key.
+
+        Raise OverflowError for an id that the dtype cannot hold; errors of the models pass.
+        """
         for key, model in self._models:
             if key not in sample:
                 raise _lacking(key, sample)
@@ -56,7 +65,8 @@ class TextEncoder(OfColumns):
     def on_columns(self, columns: Columns) -> None:
         """Replace the texts of all samples by their ids.
 
-        Raise TypeError unless they are a list, KeyError if a key is missing.
+        Raise TypeError unless they are a list, KeyError if a key is missing, or OverflowError for an id that the dtype
+        cannot hold; errors of the models pass.
         """
         for key, model in self._models:
             # A batch at a time, lines through sentencepiece take 10.0 µs a text instead of 16.5.

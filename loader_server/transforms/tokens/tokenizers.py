@@ -46,7 +46,11 @@ class TokenizersSettings:
 @built_in("tokenizers")
 @transform(settings=TokenizersSettings, measured=True, draws=False, packages=("tokenizers",))
 class Tokenizers(TextEncoder):
-    """Transform of its keys, each a string, to ids `[tokens]`."""
+    """Transform of its keys, each a string, to ids `[tokens]`.
+
+    Raise SettingsError if a file is missing or no tokenizer, a setting names a key without one or a token that it
+    lacks, or the dtype cannot hold all ids.
+    """
 
     def __init__(self, settings: TokenizersSettings) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -70,11 +74,17 @@ class _TokenizerModel:
         self._first, self._last = first, last
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of one text."""
+        """Return the ids of one text.
+
+        What the library raises for a text passes.
+        """
         return self.ids_of_all([text])[0]
 
     def ids_of_all(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of each of several texts."""
+        """Return the ids of each of several texts, the settings' begin and end tokens included.
+
+        What the library raises for a text passes.
+        """
         first, last = self._first, self._last
         parts = (texts[start : start + _AT_A_TIME] for start in range(0, len(texts), _AT_A_TIME))
         encoded = [encoding.ids for part in parts for encoding in self._encode(part)]

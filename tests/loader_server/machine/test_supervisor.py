@@ -11,11 +11,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 import trainer_client
 from loader_server.commands.status import ask_all
 from loader_server.job_folder import JobFolder
+from loader_server.machine.asking import OwnedNursery, is_readable
 from loader_server.machine.job_socket import ask_machine
+from loader_server.machine.nursery_keeper import execute_nursery
+from loader_server.machine.served_job import Stage
 from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 from shared.sockets import Waker
 from tests.support.forked import start_module
@@ -23,8 +27,10 @@ from tests.support.loaders import ROOT, running, wait_until, write_job
 from tests.support.unheard import expect_unheard_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from loader_server.machine.asking import Nursling
 
 #: A module whose import ends once there is a file.
 _SLOW = """
@@ -122,6 +128,35 @@ def test_a_nursery_that_dies_while_jobs_begin_delays_them(tmp_path: Path) -> Non
         assert not set(before) & set(psutil.Process(pid).children(recursive=True))
         assert log.read_text().count("the nursery died") == 1
         assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.fault(57)
+@pytest.mark.parametrize("role", ["index", "coordinator", "worker"])
+def test_a_nursery_that_dies_just_before_it_is_asked_fails_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """The supervisor looks after its nursery once a turn, and starts processes later in the same turn."""
+    ask, killed = OwnedNursery.start, []
+
+    def die_and_ask(nursery: OwnedNursery, arguments: Sequence[str], *, keep: int) -> Nursling:
+        if arguments[0] == role and not killed:
+            killed.append(nursery.pid)
+            os.kill(nursery.pid, signal.SIGKILL)
+            wait_until(lambda: is_readable(nursery.fileno(), 0), "it is dead")
+        return ask(nursery, arguments, keep=keep)
+
+    monkeypatch.setattr(OwnedNursery, "start", die_and_ask)
+    nursery = execute_nursery()
+    wait_until(nursery.has_answered, "it is ready")
+    assert nursery.hear_ready()
+    supervisor = Supervisor(SupervisorSettings(workers=1), nursery)  # type: ignore[arg-type]
+    try:
+        supervisor.start([JobFolder(make(tmp_path, "quick"))])
+        assert [job.stage for job in supervisor.jobs.values()] == [Stage.SERVED]
+    finally:
+        supervisor.close()
+        supervisor._waker.close()  # which a process of its own leaves to its end
+    assert len(killed) == 1
 
 
 def test_a_coordinator_that_dies_while_its_job_ends_is_not_started_again(tmp_path: Path) -> None:

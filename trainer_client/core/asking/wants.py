@@ -98,7 +98,7 @@ class Wants:
     # --- the sequence of batches ---
 
     def refocus(self) -> None:
-        """Cancel every open want, because the sequence was redirected to other batches.
+        """Cancel every open want at connected workers, because the sequence was redirected to other batches.
 
         Batches that no worker was asked for, and those that are being taken back, are forgotten as well. The tickets
         stay open until the workers answer.

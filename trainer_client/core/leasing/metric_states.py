@@ -56,7 +56,7 @@ class DoneLeases:
         """Open the next message; return its done batches, and their states with the byte at which these begin.
 
         Several whole states go into one message if they fit. Otherwise it is a piece of the first batch's states, and
-        the batch is among the done ones only with the last piece.
+        the batch is among the done ones only with the last piece. All are empty if no batch waits.
         """
         first = next(iter(self._waiting.values()), b"")
         if len(first) > PIECE_BYTES:

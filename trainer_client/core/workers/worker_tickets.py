@@ -127,7 +127,7 @@ class WorkerTickets:
     # --- tickets ---
 
     def hold(self, seq: int, worker: KnownWorker, ticket: Ticket, now_s: float, *, in_slot: bool) -> None:
-        """Note that the worker is sent this ticket, for this batch."""
+        """Note that the worker is sent this ticket, for this upcoming batch; it must hold no other for the batch."""
         # The last ping's number goes with it: a Pong to that ping, or an older one, cannot list what was sent later.
         worker.hold(ticket, Ask(seq, in_slot, now_s, self._pings))
         self.unanswered += 1
@@ -137,6 +137,7 @@ class WorkerTickets:
         """Close a ticket that is answered or void; return its want, and its batch, or None if that is not upcoming.
 
         A batch that is still missing may be asked for again at once. The slot is the caller's to offer or release.
+        Raise KeyError if the worker does not hold the ticket.
         """
         ask = worker.close(ticket)
         self.unanswered -= 1
@@ -150,7 +151,7 @@ class WorkerTickets:
         """Free a ticket's slot, which nobody can write into now, and close the ticket; return what `close` does.
 
         That is its want, and its batch, or None if that is not upcoming. Raise AssertionError if the ticket is stale,
-        or its slot is not lent.
+        or its slot is not lent, and KeyError if the worker does not hold it.
         """
         self._slots.release(ticket)
         return self.close(worker, ticket)

@@ -159,7 +159,10 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def together(runs: Sequence[Figures]) -> Figures:
-    """Return the figures of several repeats, combined: sums of faults, and medians of all others."""
+    """Return the figures of at least one repeat, combined: sums of faults, and medians of all others.
+
+    A figure that no repeat measured is None.
+    """
     return {name: _combined(name, [run[name] for run in runs]) for name in runs[0]}
 
 
@@ -189,7 +192,7 @@ def broken(figures: Figures, limits: LoadLimits) -> list[str]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Return the change of each figure with a direction that both tests measured."""
+    """Return the change of each figure with a direction that both tests measured; none if there is no such figure."""
     return [
         Change(name, before[name], now[name])
         for name in BETTER

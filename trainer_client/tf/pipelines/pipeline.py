@@ -91,7 +91,8 @@ def make(
     """Return the data set that the function makes from the feed; the default pipeline if the function is True.
 
     With `in_rounds` the consumer takes whole rounds. Raise SettingsError if the stream is no pipeline or is in queue
-    mode, if the function cannot be called, or unless it calls the marker exactly once and returns a data set.
+    mode, if the function cannot be called, or unless it calls the marker exactly once and returns a data set. Errors of
+    the function pass through.
     """
     chosen = _pipeline_function(function, _PIPELINE)
     require(
@@ -114,6 +115,8 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
     device: str | None = None,
 ) -> tf.data.Dataset:
     """Run a `dataset_pipeline(context)` in this process, without loaders, on samples or files of your own.
+
+    Errors of the function pass through.
 
     Args:
         function: The function that a job file names as `pipeline`. True: the default pipeline.
@@ -208,7 +211,7 @@ class PipelineElements:
     """Iterable over a pipeline's elements for our training loop, from the cursor to the end of its epoch.
 
     The loop counts a batch for each element, so a pipeline that yields fewer, or more, is refused. Reading counts
-    nothing. The arguments are those of `make`.
+    nothing. The arguments are those of `make`, and so are the errors of making it.
     """
 
     def __init__(

@@ -84,8 +84,9 @@ class CheckpointFolder:
     def write(self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> Path:
         """Commit one checkpoint, whole or not at all, then remove old ones; return its path.
 
-        Raise MachineError if the system refuses to write, and, in a chain, WorldChangedError if another trainer has
-        written a checkpoint since we last read or wrote one.
+        Raise MachineError if the system refuses to write the file, OSError if it refuses to make, read or sync the
+        folder or to name the file, and, in a chain, WorldChangedError if another trainer has written a checkpoint since
+        we last read or wrote one.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         newest = self._newest_number()
@@ -112,7 +113,10 @@ class CheckpointFolder:
         return path
 
     def _put(self, temporary: Path, path: Path) -> None:
-        """Give the draft its name; in a chain, raise WorldChangedError if another writer has taken it."""
+        """Give the draft its name; in a chain, raise WorldChangedError if another writer has taken it.
+
+        That is raised too if another writer has removed the draft. Raise OSError if the system refuses.
+        """
         if not self._chained:
             temporary.replace(path)
             return
@@ -129,7 +133,7 @@ class CheckpointFolder:
     def read_last(self) -> tuple[Arrays, dict[str, Any]] | None:
         """Return the arrays and record of the newest intact checkpoint; None if there is no checkpoint at all.
 
-        Raise DataError if there are some, but all are damaged.
+        Raise DataError if there are some, but all are damaged, and OSError if the folder cannot be read.
         """
         found = self.read_newest_whole()
         return None if found is None else found[1:]
@@ -137,7 +141,8 @@ class CheckpointFolder:
     def read_newest_whole(self) -> tuple[str, Arrays, dict[str, Any]] | None:
         """Return file name, arrays and record of the newest intact checkpoint; None if there is no checkpoint at all.
 
-        Damaged ones that are newer are passed over, with a warning in the log. Raise DataError if all are damaged.
+        Damaged ones that are newer are passed over, with a warning in the log. Raise DataError if all are damaged, and
+        OSError if the folder cannot be read.
         """
         reasons: dict[Path, str] = {}
         self._last = self._newest_number()
@@ -172,14 +177,17 @@ class CheckpointFolder:
             ) from error  # fmt: skip
 
     def newest(self) -> str:
-        """Return the name of the newest checkpoint, which may be damaged; empty if there is none."""
+        """Return the name of the newest checkpoint, which may be damaged; empty if there is none.
+
+        Raise OSError if the folder is there, but cannot be read.
+        """
         return "".join(path.name for path in self._list_paths()[-1:])
 
     def mark(self, *, finished: bool) -> None:
         """Mark the folder as finished, so that no more checkpoints come, or as unfinished.
 
         The first makes the folder if it is not there. Raise MachineError if a link or the like is in the place of the
-        mark.
+        mark, and OSError if the system refuses to make or remove it.
         """
         if finished:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -202,7 +210,10 @@ class CheckpointFolder:
         )
 
     def _drop_old(self) -> None:
-        """Remove what is older than the newest `keep` intact checkpoints, and all drafts; log failures."""
+        """Remove what is older than the newest `keep` checkpoints that are not known to be damaged, and all drafts.
+
+        A file that cannot be removed is logged; raise OSError if the folder cannot be read.
+        """
         # Damaged files do not count as kept: they must not push out the intact ones before them.
         whole = [path for path in self._list_paths() if path not in self._damaged]
         oldest = int(whole[-self._keep :][0].stem)
@@ -240,7 +251,8 @@ def _none_is_whole(folder: Path, reasons: Mapping[Path, str]) -> DataError:
 def _name(temporary: Path, path: Path) -> None:
     """Give the draft its name; raise FileExistsError if another writer was faster.
 
-    A rename would replace the other's checkpoint instead. Raise FileNotFoundError if the draft was removed meanwhile.
+    A rename would replace the other's checkpoint instead. Raise FileNotFoundError if the draft was removed meanwhile,
+    and OSError if the system refuses otherwise.
     """
     try:
         os.link(temporary, path)

@@ -161,8 +161,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restore the newest checkpoint, and install the counting iterator; warn if replicas are not the feed's ranks.
 
-        Raise SettingsError for a folder that cannot be written to, or a checkpoint of another job, stream or plan, and
-        DataError if all are damaged or the newest is of another model; errors of attaching are passed on.
+        Raise SettingsError for a folder that is closed to us, or a checkpoint of another job, stream or plan, and
+        DataError if all are damaged or the newest is of another model; errors of attaching and of writing are passed
+        on.
         """
         self._warn_of_replicas()
         if self._writes():
@@ -192,7 +193,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
 
         An epoch that was left in its middle is not counted. If the job is ended as results are shared, or, with early
         stopping, before the epoch was evaluated, nothing is saved. Raise SettingsError if the logs lack the value that
-        early stopping goes by; errors of sharing and saving are passed on.
+        early stopping goes by; errors of agreeing on the time, of sharing and of saving are passed on.
         """
         self.times = self._watch.times()
         if logs is not None:
@@ -235,8 +236,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Remove the counting iterator, mark the checkpoints as finished, and print how training ended.
 
-        Raise SettingsError if there is a checkpoint to restore, but the model was never built. The end is printed and
-        reported only if there is a target; an elastic run waits there for its other ranks, whose errors are passed on.
+        Raise SettingsError if there is a checkpoint to restore, but the model was never built. Without a target no end
+        is printed or reported; an elastic run waits there for its other ranks. Errors of that and of writing pass
+        through.
         """
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore; there may have been no epoch
         self._unwrap()
@@ -296,7 +298,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Run the train function once, over batches that are counted as they are taken; return its logs.
 
         Without early stopping, save if it is due. Pass on StopIteration at the data's end; if that is the job's, stop
-        training and save first. Any other error is raised after the model has its own functions back.
+        training and save first. Errors of saving are passed on, any other after the model has its own functions back.
         """
         assert self._train_function is not None
         taken = CountedBatches(iterator, self._session, self._watch)
@@ -367,7 +369,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     # --- saving ---
 
     def _save_inside(self) -> None:
-        """Save inside an epoch; with early stopping, not after its last step. Errors of `_save` are passed on."""
+        """Save inside an epoch, with early stopping not after its last step; errors of asking and saving go through."""
         # The value that early stopping goes by is only known at the epoch's end, so that save waits until then.
         feed = self._session.cursor.state()
         at_end = self._session.cursor.epoch_of(feed) > self._feed_epoch
@@ -377,8 +379,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _save(self, next_epoch: int, feed: Mapping[str, Any]) -> None:
         """Save the model with this epoch and cursor, unless it has no variables, or is not restored, yet.
 
-        Every process reads its variables, as that may need all; one writes. Raise MachineError if the system refuses to
-        write, and, in an elastic world, WorldChangedError if another trainer has written a checkpoint.
+        Every process reads its variables, as that may need all; one writes. Raise MachineError or OSError if the system
+        refuses to write, and, in an elastic world, WorldChangedError if another trainer has written a checkpoint.
         """
         if self._pending is not None or not (self._trained or self.model.built):  # there may be no variables yet
             return
@@ -419,7 +421,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Restore cursor and epoch now, and the variables as well if the model has them already.
 
         Without a checkpoint the feed goes to its beginning. Raise DataError if all are damaged or the values do not fit
-        the model, SettingsError for a cursor of another job, stream or plan, and the errors of attaching.
+        the model, SettingsError for a cursor of another job, stream or plan, and errors of attaching and writing.
         """
         self._pending = None
         self._trained = False

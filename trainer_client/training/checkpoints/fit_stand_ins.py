@@ -56,7 +56,8 @@ class StopWatch:
 class CountedBatches:
     """An iterator that times the wait for each batch, and counts the batch as trained on.
 
-    It counts when the next batch is asked for, or at `finish`. It stops when the job is ended.
+    It counts when the next batch is asked for, or at `finish`. It stops when the job is ended; other errors of the feed
+    are passed on.
     """
 
     def __init__(self, iterator: Iterator[Any], session: FeedSession, watch: StopWatch) -> None:
@@ -89,7 +90,11 @@ class CountedBatches:
         return batch
 
     def finish(self) -> None:
-        """Count the last batch, if any, and its step's time as trained on, unless it is counted already."""
+        """Count the last batch, if any, and its step's time as trained on, unless it is counted already.
+
+        Raise LostError if no worker says how many batches the epoch has, and the error of a feed that fails or is
+        closed.
+        """
         if self._in_step:
             self._in_step = False
             self.count += 1

@@ -40,7 +40,7 @@ class SavedRun:
         """Mark the folder as finished, so that its followers stop waiting for checkpoints, or as unfinished.
 
         Do nothing in a process that does not write. Raise MachineError if a link or the like is in the place of the
-        mark.
+        mark, and OSError if the system refuses to make or remove it.
         """
         if self._writes:
             self._folder.mark(finished=finished)
@@ -55,8 +55,8 @@ class SavedRun:
     ) -> Path | None:
         """Commit one checkpoint, whole or not at all; return its path, or None in a process that does not write.
 
-        The cursor `feed` has to be taken together with the variables. Raise MachineError if the system refuses to
-        write.
+        The cursor `feed` has to be taken together with the variables. Raise MachineError or OSError if the system
+        refuses to write.
         """
         record = {
             "epoch": totals.epochs,
@@ -82,7 +82,8 @@ class SavedRun:
 
         Without one the feed goes to its beginning, and the model stays as it is. Raise DataError if all checkpoints are
         damaged, or if the newest intact one is of another model, and SettingsError if it is of another job, stream or
-        plan. The feed's errors of attaching at the cursor (RefusedError, LostError) are passed on.
+        plan. The feed's errors of attaching at the cursor (RefusedError, LostError) are passed on, and OSError if the
+        folder cannot be read.
         """
         checkpoint = self._folder.read_last()
         if checkpoint is None:
@@ -100,7 +101,8 @@ class SavedRun:
     def read(self, model: Any, early_stop: EarlyStop | None) -> RunTotals | None:
         """Restore the newest checkpoint, but not the feed's place; return its totals, or None if there is none.
 
-        Raise DataError if all checkpoints are damaged, or if the newest intact one is of another model.
+        Raise DataError if all checkpoints are damaged, or if the newest intact one is of another model, and OSError if
+        the folder cannot be read.
         """
         checkpoint = self._folder.read_last()
         return None if checkpoint is None else _take_in(model, early_stop, *checkpoint)

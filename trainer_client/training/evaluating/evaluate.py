@@ -61,7 +61,7 @@ def evaluate(order: EvaluateOrder) -> int:
     It is 0, or that of DataError if batches were given up. Raise DataError if there is no checkpoint, if all are
     damaged, or if a checkpoint does not fit the model; LostError if the loaders are gone; SettingsError for a stream
     for training, or for a folder, module or metrics that are unfit; and EndedError if the job ends while a single
-    evaluation goes on.
+    evaluation goes on. Errors of `connect`, of the user's module and of writing are passed on.
     """
     began_s = time.monotonic()
     if order.summaries is not None:
@@ -125,8 +125,9 @@ def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
 def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> Iterator[tuple[Arrays, dict[str, Any]]]:
     """Yield the newest checkpoint and, when following, each new one; raise DataError if there was none.
 
-    Checkpoints are passed over while one is evaluated, but for the newest. Raise DataError too if all are damaged, and
-    the feed's error, its job's end or LostError while waiting.
+    Checkpoints are passed over while one is evaluated, but for the newest. Raise DataError too if all are damaged,
+    OSError if the folder cannot be read, and, while waiting, LostError if no coordinator answers, the error of its
+    refusal, the job's end, or the error of a feed that fails or is closed.
     """
     asked_s, newest = began_s, ""
     folder = CheckpointFolder(order.checkpoints, 1)

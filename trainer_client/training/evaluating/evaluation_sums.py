@@ -76,7 +76,7 @@ class RankSums(OwnSums):
         """Return the sums over all ranks, after waiting for them.
 
         Raise SettingsError if ranks have states of different sizes, LostError if a rank or the coordinator is lost,
-        EndedError if ranks part at the job's end, and the error of a feed that fails.
+        EndedError if ranks part at the job's end, and the error of a feed that fails or is closed.
         """
         # A rank that had no batch has a single zero so far: all ranks have to send states of the same size.
         own = np.broadcast_to(super().whole(), (self._nbytes // 8,)).astype("<f8").tobytes()
@@ -94,13 +94,17 @@ class LeasedSums:
         self._label, self._version = label, version
 
     def begin(self, layout: str, nbytes: int) -> None:
-        """Name the evaluation by a hash of what its results depend on, and join it under that name."""
+        """Name the evaluation by a hash of what its results depend on, and join it under that name, from its start.
+
+        `layout` describes the metrics, and a batch's states take `nbytes` bytes. Batches that were taken and not
+        settled are forgotten.
+        """
         digest = digest64(f"{self._version} {layout}".encode())
         self.name = f"{self._label[:_LABEL]} {digest:016x}"
         self._leases.begin_evaluation(self.name, nbytes)
 
     def add(self, states: Any) -> None:
-        """Note the states of the batch in hand, which is reported done with them."""
+        """Note the states of the batch in hand, which is reported done with them; raise IndexError if there is none."""
         # In one report: a trainer that is killed between two would leave a batch that is done and not in the sum, or in
         # it twice once another has done it again.
         self._leases.note_states(np.asarray(states, "<f8").tobytes())
@@ -109,7 +113,7 @@ class LeasedSums:
         """Return the sums of all trainers, or None if batches are left; note how many batches were given up.
 
         Raise EndedError if some are left and the job was ended, as they will never be done, LostError if the
-        coordinator does not answer, and the error of a feed that fails.
+        coordinator does not answer, and the error of a feed that fails or is closed.
         """
         answer = self._leases.ask_sums()
         if answer is None:

@@ -40,7 +40,10 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-6
 
 
 class Evaluator:
-    """An evaluator of one model, whose variables may come from a checkpoint before each evaluation."""
+    """An evaluator of one model, whose variables may come from a checkpoint before each evaluation.
+
+    Raise ValueError for the name of a loss or metric that Keras does not know.
+    """
 
     def __init__(self, model: Any, loss: Any, metrics: Sequence[Any]) -> None:
         self._model = model
@@ -72,8 +75,8 @@ class Evaluator:
 
         Elements are as for `fit`. With `sums` of several processes, each has a part of the batches, and all get the
         same values, those of all. Raise DataError if the values do not fit the model, and SettingsError for metrics
-        that several processes cannot sum, or that are too large for it. Errors of the data and of the sums are passed
-        on.
+        that several processes cannot sum, or that are too large for it. Errors of the model, of the metrics, of the
+        data and of the sums are passed on. Without any batch the values are those of new metrics.
         """
         sums = sums or OwnSums()
         self._arrays = arrays
@@ -140,7 +143,8 @@ class Evaluator:
     def _prepare(self, inputs: Any, targets: Any, weight: Any) -> None:
         """Assign the model's values, and have metrics make the variables that depend on outputs; both once only.
 
-        Raise DataError if the values are of another number or have other shapes than the model's variables.
+        Raise DataError if the values are of another number or have other shapes than the model's variables; errors of
+        the model and of metrics are passed on.
         """
         if self._arrays is not None:
             if not self._model.built:
@@ -179,7 +183,7 @@ class Evaluator:
 
         The first batches, and ever fewer later ones, are counted twice: a metric to which that does not add the same
         twice is counted in the usual way from then on, or, if several processes share the evaluation, refused with
-        SettingsError.
+        SettingsError. Errors of the model and of metrics are passed on.
         """
         states = self._states
         assert states is not None

@@ -51,7 +51,8 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         results: The last values by stream: loss, metrics and `rows`.
 
     Raises:
-        SettingsError: A feed is of a stream for training, or not exactly one of `epochs` and `steps` is given.
+        SettingsError: There is no feed, or one of a stream for training; not exactly one of `epochs` and `steps` is
+            given, or it is below 1; or as for `Feed.dataset`.
 
     Example:
         >>> form = {"inputs": "audio", "targets": "audio_length", "weights": "weight"}
@@ -86,7 +87,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         self._epoch = self._first = 0
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Make the evaluator, as the model is compiled by now."""
+        """Make the evaluator of the model and its loss, as the model is compiled by now; earlier results stay."""
         self._evaluator = Evaluator(self.model, self.model.loss, self._metrics)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:

@@ -49,7 +49,11 @@ class TrainingData:
 
 
 class BaseLoop:
-    """A loop over a compiled model and its data; `writes` says whether this process saves and reports."""
+    """A loop over a compiled model and its data; `writes` says whether this process saves and reports.
+
+    Raise SettingsError for a model with a `train_step` of its own, for several `EarlyStop`s, or for an optimizer that
+    the strategy cannot train.
+    """
 
     def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
@@ -95,7 +99,8 @@ class BaseLoop:
         """Build the model, trace its step and try each planned shape; the model's values stay as they were.
 
         Of a pipeline no shapes are planned: the model is built on its first element, and none is tried. Raise
-        SettingsError for a loss, model or keys that the step cannot take.
+        SettingsError for a loss, model or keys that the step cannot take; errors of the model, of the strategy and of
+        the feed are passed on.
         """
         for_each_shape = self._data.for_each_shape
         if for_each_shape is None:
@@ -124,8 +129,8 @@ class BaseLoop:
     def _trace_for_any_shape(self) -> None:
         """Trace one graph for all shapes, as `fit` has; if the model needs sizes, each shape gets its own.
 
-        A graph for each shape takes a second or more to trace, each time that a run begins. SettingsError is raised;
-        any other error of tracing is logged. Without a spec of all shapes, do nothing.
+        A graph for each shape takes a second or more to trace, each time that a run begins. A SettingsError of tracing
+        is passed on, any other error of it is logged. Without a spec of all shapes, do nothing.
         """
         # Measured: it saves 0.6 to 0.9 s of CPU for each of 15 shapes, and steps of a small model take 5 to 6 % more.
         spec = self._placement.any_element(self._data.elements)
@@ -139,7 +144,10 @@ class BaseLoop:
             self._log.info("the step is traced for each shape: it fails where sizes are open", error=str(error))
 
     def _start(self, there: RunTotals, over: str = "") -> None:
-        """Begin the run from these totals, and print so; `over` is why it is over already, empty if it is not."""
+        """Begin the run from these totals, and print so in rank 0; it may be over at once.
+
+        `over` is why it is over already, empty if it is not; a limit or early stopping may be a reason as well.
+        """
         self._rows = self._session.trained_rows
         self._params[STEPS_DONE] = there.steps
         self._progress.begin(f"training {self._session.spec.stream}", there)
@@ -176,7 +184,10 @@ class BaseLoop:
         raise self._not_finite()
 
     def _in_hand(self) -> tuple[int, int]:
-        """Return epoch and number of the batch in training, the first one's if each replica has one."""
+        """Return epoch and number of the batch in training, the first one's if each replica has one.
+
+        In queue mode raise IndexError if none is in hand.
+        """
         at = self._session.cursor.in_hand()
         return at.epoch, at.number
 

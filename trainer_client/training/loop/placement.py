@@ -46,14 +46,16 @@ class Placement(ABC):
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """Return the elements of steps: each iteration goes from the cursor to the end of its epoch.
 
-        Raise SettingsError for keys that batches lack or that do not fit together.
+        Raise SettingsError for keys that batches lack or that do not fit together, or in queue mode if batches are made
+        whole.
         """
 
     @abstractmethod
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
         """Return the elements that a user's function makes of the feed's batches, which have any shapes.
 
-        Raise SettingsError if the stream is no pipeline.
+        Raise SettingsError if the stream is no pipeline or is in queue mode, or if the function makes no data set of
+        it; other errors of the function are passed on.
         """
 
     @abstractmethod

@@ -54,7 +54,7 @@ class TrainStep:
         self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
     def inputs(self, element: Any) -> Any:
-        """Return the model's inputs in an element."""
+        """Return the inputs of the model in an element, which may have targets and weights behind them."""
         return keras.utils.unpack_x_y_sample_weight(element)[0]
 
     def variables_read(self) -> list[Any]:
@@ -146,7 +146,7 @@ class TracedStep:
     def get_concrete_function(self, *specs: Any) -> Any:
         """Trace the function for these specs and return the graph, which later calls use.
 
-        If the user has functions run eagerly, calls do not use it.
+        If the user has functions run eagerly, calls do not use it. Errors of tracing are passed on.
         """
         graph = self._function.get_concrete_function(*specs)
         # A graph that is kept would be called even though the user has functions run eagerly.
@@ -155,7 +155,10 @@ class TracedStep:
         return graph
 
     def __call__(self, *elements: Any) -> Any:
-        """Take the step, by the graph if there is one and the elements fit it, else by the function."""
+        """Take the step, by the graph if there is one and the elements fit it, else by the function.
+
+        Errors of the step, and of tracing, are passed on.
+        """
         if self._graph is not None:
             try:
                 return self._graph(*elements)
@@ -193,7 +196,10 @@ def _in_float32(output: Any) -> Any:
 
 
 def _shares(losses: list[Any], weight: Any) -> list[Any]:
-    """Return this replica's shares of the losses that the model adds, by the weight of its rows."""
+    """Return this replica's shares of the losses that the model adds, by the weight of its rows; empty without any.
+
+    Unless means are over the rows of several replicas, they are the losses as they are.
+    """
     share = share_of_all(weight) if losses else 1.0
     return [loss * tf.cast(share, loss.dtype) for loss in losses]
 

@@ -80,7 +80,10 @@ class Rates:
 
 
 class Teller:
-    """The reports of one run; `traces` is how often the step was traced, as far as it was reported."""
+    """The reports of one run; `traces` is how often the step was traced, as far as it was reported.
+
+    There is a line every `every` steps. With `is_quiet` nothing is printed, and no summaries are written.
+    """
 
     def __init__(self, session: FeedSession, summaries: Path | None, every: int, *, is_quiet: bool) -> None:
         self.traces = 0
@@ -129,7 +132,7 @@ class Teller:
         """Print a progress line if it is time, and summarize its figures; do nothing in a quiet process.
 
         Where other processes take steps as well, the count may pass over a multiple of the interval. Raise LostError if
-        no worker says how many batches the epoch has.
+        no worker says how many batches the epoch has, and the error of a feed that fails or is closed.
         """
         # Not `steps % every`: a count that leaps over a multiple, or stays on it for a refused step, would have no line
         # or two.
@@ -140,7 +143,8 @@ class Teller:
     def _tell(self, progress: RunProgress) -> None:
         """Print a progress line and write its figures to the summaries, if there are any.
 
-        Raise LostError if no worker says how many batches the epoch has.
+        Raise LostError if no worker says how many batches the epoch has, and the error of a feed that fails or is
+        closed.
         """
         totals, session = progress.totals, self._session
         loss, self._noted = self._noted.means(), NotedMeans()  # over samples: a batch with few rows counts for few
@@ -162,7 +166,7 @@ class Teller:
     def tell_judged(self, steps: int, values: Mapping[str, float]) -> None:
         """Write the values of an evaluation within an epoch to the summaries, if there are any.
 
-        The loss of training is left out. Its lines are printed already.
+        The loss of training is left out. Its lines are printed already. All other values have to be numbers.
         """
         self._summarize(steps, {name: float(value) for name, value in values.items() if name != "loss"})
 
@@ -193,7 +197,7 @@ class Teller:
         )
 
     def close(self) -> None:
-        """Close the summaries, if there are any."""
+        """Close the summaries, if there are any; no more can be written then."""
         if self._summaries is not None:
             self._summaries.close()
 

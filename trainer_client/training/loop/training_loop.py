@@ -27,7 +27,11 @@ __all__ = ["LoopSettings", "TrainingData", "TrainingLoop"]
 
 
 class TrainingLoop(BaseLoop):
-    """A loop that trains a compiled model: `TrainingLoop(model, data, placement, settings).run()`."""
+    """A loop that trains a compiled model: `TrainingLoop(model, data, placement, settings).run()`.
+
+    Raise SettingsError for a feed whose ranks or mode do not fit the placement, for a model with a `train_step` of its
+    own, for several `EarlyStop`s, or for an optimizer that the strategy cannot train.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,8 @@ class TrainingLoop(BaseLoop):
         Raise KeyboardInterrupt, after saving, if the process is interrupted. Raise DataError if all checkpoints are
         damaged or the newest does not fit the model, if replicas differ, or if gradients stay not finite; SettingsError
         for a model, loss or checkpoint that does not fit; RefusedError if another run took the queue; LostError if the
-        loaders or another process are lost; and MachineError if nothing can be written.
+        loaders or another process are lost; and MachineError or OSError if nothing can be written. Errors of callbacks
+        and of the feed are passed on, an EndedError only before training begins.
         """
         with ctrl_c.deferred(reads_on=self._placement.agrees_to_stop) as interruption:
             self._begin_or_tell()
@@ -73,7 +78,7 @@ class TrainingLoop(BaseLoop):
         """Raise DataError if variables, the optimizer's too, are not the same on all replicas.
 
         It is checked before the first step as well. All processes have to call it at the same step. Raise LostError if
-        a process is lost.
+        a process is lost. Where variables have one copy, do nothing.
         """
         self._placement.refuse_unequal(self._model)
 
@@ -96,11 +101,11 @@ class TrainingLoop(BaseLoop):
             raise KeyboardInterrupt
 
     def _take_steps(self, interruption: ctrl_c.Interruption) -> None:
-        """Take steps to the epoch's end and no further.
+        """Take steps to the epoch's end and no further, or until a stop.
 
         An epoch that is over is evaluated, even if its last step was interrupted. Raise RefusedError if another run has
-        taken the queue, and DataError if gradients are not finite after the last retry; the feed's errors are passed
-        on.
+        taken the queue, and DataError if gradients are not finite after the last retry; errors of the feed, of
+        callbacks and of saving are passed on.
         """
         iterator = iter(self._data.elements)
         batch = 0
@@ -152,8 +157,8 @@ class TrainingLoop(BaseLoop):
     def _train_on(self, element: Any) -> float:
         """Take one step, count it once it is applied, and return its loss.
 
-        Raise DataError if gradients are not finite after the last retry, and pass on errors of ranks that agree on the
-        time. A batch without valid rows counts too.
+        Raise DataError if gradients are not finite after the last retry, and pass on errors of the strategy, of the
+        feed, and of ranks that agree on the time. A batch without valid rows counts too.
         """
         cursor = self._session.cursor
         with self._timed("step"):
@@ -175,7 +180,7 @@ class TrainingLoop(BaseLoop):
 
         Raise SettingsError if the logs lack the value that early stopping goes by, or for a number that is out of the
         protocol's bounds, and RefusedError if another run has taken the queue; errors of agreeing on the time, of
-        callbacks and of writing are passed on.
+        callbacks and of saving are passed on.
         """
         if self._progress.totals.epochs <= epoch:  # in lockstep its last step has counted it
             self._progress.count(epochs=epoch + 1)
@@ -207,7 +212,8 @@ class TrainingLoop(BaseLoop):
         """Warm up, restore the newest checkpoint and begin the run from there.
 
         Raise DataError if all checkpoints are damaged or the newest does not fit the model, or if replicas differ, and
-        SettingsError for a model, loss or cursor that does not fit; the feed's errors of attaching are passed on.
+        SettingsError for a model, loss or cursor that does not fit; errors of the strategy, of attaching, of writing
+        and of callbacks are passed on.
         """
         with self._timed("warm_up"):
             self._warm_up()

@@ -60,7 +60,8 @@ def predict(order: PredictOrder) -> None:
 
     Raise SettingsError if the output's folder, the stream or the module is unfit, and a MissingLibraryError if Parquet
     cannot be written. Raise DataError if there is no whole checkpoint, if the output is of something else, or if the
-    model's outputs or the samples do not fit. Errors of `connect` and of the feed are passed on.
+    model's outputs or the samples do not fit. Errors of `connect`, of the feed, of the user's module and of writing are
+    passed on.
     """
     began_s = time.monotonic()
     if order.output is not None:
@@ -79,7 +80,11 @@ def predict(order: PredictOrder) -> None:
 
 
 class _Prediction:
-    """One trainer's part in a prediction."""
+    """One trainer's part in a prediction, which is begun or joined here.
+
+    Raise SettingsError if the stream or the module is unfit, and DataError if there is no whole checkpoint, or if the
+    output is of something else. Errors of the feed, of the user's functions and of writing are passed on.
+    """
 
     def __init__(self, order: PredictOrder, feed: Feed, sink: PredictionParts | _Processor) -> None:
         #: How many usable samples this trainer predicted.
@@ -112,8 +117,9 @@ class _Prediction:
     def predict(self) -> Finished:
         """Predict batches until the sink is complete, and return its counts of usable and other samples.
 
-        Raise DataError as `_predict` does, or if another prediction was begun in place of ours. Errors of the feed are
-        passed on.
+        Raise DataError if the checkpoint, an output or the samples do not fit, if another prediction was begun in place
+        of ours, or if a part is missing or cannot be read, and SettingsError if batches lack a key of the inputs.
+        Errors of the feed, of the model, of the sink's function and of writing are passed on.
         """
         # One pass need not do: a batch that another trainer leased may be missing still, and comes in a later epoch.
         while not self._sink.is_complete():
@@ -127,8 +133,8 @@ class _Prediction:
         """Predict one batch and hand its outputs to the sink, without the rows that hold no sample.
 
         Raise DataError if the checkpoint does not fit the model, if an output has the name of one of our own columns or
-        lacks rows, or if a sample came before in another batch. Errors of asking workers for the samples' names are
-        passed on.
+        lacks rows, or if a sample came before in another batch. Raise SettingsError if the batch lacks a key of the
+        inputs. Errors of asking workers for the samples' names, of the model and of the sink are passed on.
         """
         # A row without a sample has no tag; a sample that could not be used has one, and the weight 0.
         there = np.flatnonzero(batch["tag"] >= 0)
@@ -194,7 +200,7 @@ def _sink(order: PredictOrder) -> PredictionParts | _Processor:
     """Return where outputs go: to parts, from which the file is made, or to the user's function.
 
     Without a file and a function, log a warning: outputs go nowhere. Raise SettingsError if the module cannot be
-    imported, or if its `prediction_processor` is no function.
+    imported, or if its `prediction_processor` is no function, or is named and not there.
     """
     if order.output is not None:
         return PredictionParts(order.output)
@@ -258,7 +264,7 @@ class _Processor:
 def _newest(folder: CheckpointFolder) -> tuple[str, Arrays, dict[str, Any]]:
     """Return file name, arrays and record of the newest intact checkpoint.
 
-    Raise DataError if there is no checkpoint, or if all are damaged.
+    Raise DataError if there is no checkpoint, or if all are damaged, and OSError if the folder cannot be read.
     """
     checkpoint = folder.read_newest_whole()
     if checkpoint is None:

@@ -42,7 +42,8 @@ def check_format(output: Path) -> None:
 def write_rows(file: IO[bytes], suffix: str, rows: Iterable[NDArray[np.void]]) -> Finished:
     """Write the usable rows in the suffix's format, and return how many rows were usable and how many were not.
 
-    Raise DataError if a sample comes twice, or out of order, usable or not; errors of `rows` are passed on.
+    Raise DataError if a sample comes twice, or out of order, usable or not; errors of `rows` and of writing are passed
+    on, and MissingLibraryError if Parquet lacks pyarrow.
     """
     finished, last = {"samples": 0, MASKED: 0}, -1
     with FORMATS[suffix](file) as write:

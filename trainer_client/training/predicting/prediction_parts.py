@@ -68,7 +68,7 @@ class PredictionParts:
         """Hold the lock in the block, so that nobody else begins or ends this prediction meanwhile.
 
         Make the folder if it is not there, and wait for another holder. Raise MachineError if something else is in the
-        place of the lock's file.
+        place of the lock's file, and OSError if the system refuses to make the folder or to open the file.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = open_own(self.folder / "lock", os.O_RDWR | os.O_CREAT)
@@ -90,7 +90,8 @@ class PredictionParts:
         """Join the prediction that is made from `of`, or begin it.
 
         Raise DataError if there is one of something else, or an output that no prediction here was writing. A new
-        prediction removes the parts of earlier ones.
+        prediction removes the parts of earlier ones. The caller holds the lock; OSError of writing the record is passed
+        on.
         """
         there = self.begun()
         for name, value in of.items():
@@ -182,7 +183,7 @@ class PredictionParts:
         """Write the part of one batch; each column has a value for each of its samples.
 
         Raise DataError if a sample came in another batch, or twice in this one. If the prediction is over meanwhile,
-        nothing is left.
+        nothing is left; otherwise raise OSError if the part cannot be written.
         """
         self._refuse_repeated(number, columns[SAMPLE])
         dtype = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
@@ -252,7 +253,7 @@ class PredictionParts:
 
         The function gets the output's file, its suffix and all rows. A trainer that is making the output is waited for.
         Raise DataError if another prediction was begun in place of ours, and errors of `lock`, `rows` and the function:
-        then there is no output.
+        then there is no output. OSError of writing is passed on.
         """
         with self.lock():
             finished = self.finished()

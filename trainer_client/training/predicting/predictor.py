@@ -38,7 +38,7 @@ class Predictor:
 
         The first call builds the model, if it is not built, and assigns its variables. Raise DataError if their values
         do not fit the model, or if an output does not have a row for each row of the batch, and SettingsError if the
-        batch lacks a key of the inputs.
+        batch lacks a key of the inputs. Errors of the model and of the user's `map` are passed on.
         """
         tensors = {key: tf.convert_to_tensor(array) for key, array in arrays.items()}
         if self._values is not None:
@@ -61,7 +61,10 @@ class Predictor:
 
 
 def _named(outputs: Any, name: str) -> list[tuple[str, Any]]:
-    """Return each tensor with its path, joined by underscores, as its name; a single one is called `output`."""
+    """Return each tensor with its path, joined by underscores, as its name; a single one is called `output`.
+
+    It is empty for a model without outputs.
+    """
     parts: Iterable[tuple[Any, Any]]
     if isinstance(outputs, Mapping):
         parts = outputs.items()

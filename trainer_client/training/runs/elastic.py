@@ -55,7 +55,9 @@ def run_elastic(
 
     Raises:
         SettingsError: As `connect`, or `train` itself.
-        LostError: As `connect`; so do other errors that no change of the world explains.
+        LostError: As `connect`, or another rank is lost at the end. Errors of `train` that no change of the world
+            explains are raised as they are.
+        StokerError: As `connect`, or the feed's own error.
         RefusedError: As `connect`.
 
     Example:

@@ -131,7 +131,7 @@ class ModelModule:
         """Return the same as `make`, or None if there is no such piece.
 
         Raise SettingsError if it is no function, if the user named it and it is not there, or if the module cannot be
-        imported.
+        imported. Errors of the function are passed on.
         """
         return None if self.find(piece) is None else self._call(piece)
 
@@ -191,7 +191,8 @@ class JobOrder:
     def of(cls, options: argparse.Namespace, names: Mapping[str, str], **more: Any) -> Self:
         """Return the order that a command line gives; `names` are other names of the module's pieces.
 
-        End the process with exit code 2 if a parameter of the module is given twice.
+        End the process with exit code 2 if a parameter of the module is given twice. From then on modules of the
+        current folder are found, before others.
         """
         refuse_usage(options, find_repeated("--param", [name for name, _ in options.param]))
         sys.path.insert(0, "")  # the user's modules are in the current folder

@@ -149,7 +149,8 @@ class Run:
     def _epoch(self) -> Iterator[Batch]:
         """Yield the rest of the epoch, and count each batch once the next is asked for.
 
-        If the feed has no epochs left, or its job is ended, stop the run. Other errors of the feed are passed on.
+        If the feed has no epochs left, or its job is ended, stop the run. Other errors of the feed are passed on, and
+        SettingsError for a noted mean out of the protocol's bounds.
         """
         session = self._session
         if session.most_epochs is not None and self._feed.epoch >= session.most_epochs:
@@ -202,7 +203,10 @@ class Run:
         does nothing. If the job is ended meanwhile, the run stops.
 
         Raises:
-            LostError: Ranks in lockstep agree on the time here, and one of them or the coordinator is lost.
+            LostError: No worker says how many batches the epoch has; or ranks in lockstep agree on the time here, and
+                one of them or the coordinator is lost.
+            SettingsError: The epoch is over, and a noted mean is out of the protocol's bounds.
+            StokerError: The feed's own error, if it failed or was closed.
 
         Example:
             >>> run = trainer_client.Run(feed, trainer_client.Until(steps=1))
@@ -233,6 +237,7 @@ class Run:
 
         Raises:
             LostError: In queue mode: the coordinator did not answer.
+            StokerError: In queue mode: the feed's own error, if it failed or was closed.
 
         Example:
             >>> sorted(trainer_client.Run(feed, trainer_client.Until(steps=3)).state())
@@ -250,6 +255,7 @@ class Run:
             SettingsError: The cursor in it is something else, or of another job, stream or plan.
             RefusedError: Other ranks stand at another cursor.
             LostError: The coordinator did not answer.
+            StokerError: The feed's own error, if it failed or was closed.
 
         Example:
             >>> run = trainer_client.Run(feed, trainer_client.Until(steps=3))

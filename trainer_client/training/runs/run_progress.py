@@ -61,7 +61,10 @@ class RunProgress:
         return self._clock() - self._began_s
 
     def begin(self, what: str, there: RunTotals) -> None:
-        """Begin or continue the run, with these totals so far, and print so; it may be over at once."""
+        """Begin or continue the run, with these totals so far; print so on the rank that prints.
+
+        It is over at once if a limit is reached or passed already.
+        """
         self._began_s, self.reason = self._clock(), ""
         self._there = self._totals = there
         self._limits = self._until.from_there(there)
@@ -105,7 +108,8 @@ class RunProgress:
     def go_back(self, *, epochs: int, steps: int) -> None:
         """Go back to these totals, and go on even if there was a reason to end: the rest is to be done again.
 
-        Steps never go forward by this. The run is over again if a limit is reached still.
+        Steps never go forward by this. The run is over again if a limit is reached still; errors of agreeing on the
+        time are passed on.
         """
         # Of a worker whose servers lost their shares: a limit that was reached may not be any more.
         self.reason = ""

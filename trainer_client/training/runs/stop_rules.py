@@ -142,7 +142,7 @@ class LevelledOff:
 def stopping_rule(rules: Sequence[StopRule], losses: Sequence[float]) -> StopRule | None:
     """Return the first rule by which training stops after these evaluations; None if it goes on.
 
-    Without evaluations it goes on. NaN counts as infinity.
+    Without evaluations it goes on. NaN counts as infinity. Errors of a rule are passed on.
     """
     # NaN compares as False with everything, so rules would pass over it; infinity is worse than every number.
     comparable = [math.inf if math.isnan(loss) else loss for loss in losses]

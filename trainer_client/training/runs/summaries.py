@@ -27,14 +27,14 @@ class Summaries:
         self._writer = tf.summary.create_file_writer(str(folder), filename_suffix=f".{secrets.token_hex(8)}.v2")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write each value under its name, at this step; it is on its way to the disk when this returns."""
+        """Write each value under its name, at this step; all are on their way to the disk when this returns."""
         with self._writer.as_default(step):
             for name, value in values.items():
                 tf.summary.write(name, tf.constant(value, tf.float32), metadata=self._metadata)
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; no more can be written then."""
         self._writer.close()
 
 

@@ -50,8 +50,9 @@ def role_with_servers() -> Role:
 def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any]) -> None:
     """Run a parameter server until the run is over, and print its address first.
 
-    Raise SettingsError if it would be reachable beyond loopback without keys, if keys are missing or unusable, or if
-    its address cannot be bound, and MachineError if this process may have too few open files or too little memory.
+    Raise SettingsError if it would be reachable beyond loopback without keys, if keys are missing or unusable, if an
+    address is none or its own cannot be bound, and MachineError if this process may have too few open files or too
+    little memory.
     """
     with quick_import():
         from trainer_client.training.servers.service import ParameterServer
@@ -87,9 +88,10 @@ def client_keys(keys: str) -> ClientKeys | None:
 
 
 def connections_to(place: Role, keys: str, lost_timeout_s: float) -> ServerConnections:
-    """Return a worker's connections to all parameter servers; raise SettingsError if a folder of keys lacks them.
+    """Return a worker's connections to all parameter servers.
 
-    They are not up yet: `ask` raises LostError for a server that does not answer within `lost_timeout_s`.
+    Raise SettingsError if a folder of keys lacks them, or if an address is none. They are not up yet: `ask` raises
+    LostError for a server that does not answer within `lost_timeout_s`.
     """
     from trainer_client.training.servers.server_connections import ServerConnections
 

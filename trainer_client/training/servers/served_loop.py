@@ -56,7 +56,10 @@ class ServedSettings:
 
 
 class ServedLoop(BaseLoop):
-    """A loop that trains a compiled model: `ServedLoop(model, data, servers, worker, settings).run()`."""
+    """A loop that trains a compiled model: `ServedLoop(model, data, servers, worker, settings).run()`.
+
+    Raise SettingsError for a stream in lockstep, a model with a `train_step` of its own, or several `EarlyStop`s.
+    """
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is a part of its own
         self,
@@ -84,9 +87,10 @@ class ServedLoop(BaseLoop):
         """Train until the target is reached, or training ends early; return why it ended.
 
         Raise KeyboardInterrupt, after the chief has saved, if the process is interrupted; LostError if a server, the
-        chief's shares or the loaders stay away; DataError for gradients that are not finite or a checkpoint that does
-        not fit; SettingsError for a model, optimizer or callback that servers cannot follow; and MachineError if the
-        chief cannot write.
+        chief's shares or the loaders stay away; RefusedError if one of them refuses; DataError for gradients that are
+        not finite or a checkpoint that does not fit; SettingsError for a model, optimizer or callback that servers
+        cannot follow; and MachineError or OSError if the chief cannot write. Errors of callbacks and of the feed are
+        passed on.
         """
         self._warm_up()
         try:
@@ -101,7 +105,7 @@ class ServedLoop(BaseLoop):
     def _train(self, interruption: ctrl_c.Interruption) -> None:
         """Train until there is a reason to end; raise KeyboardInterrupt, after saving, if interrupted.
 
-        The job's end is such a reason. Errors of joining, of steps and of saving are passed on.
+        The job's end is such a reason. Errors of joining, of steps, of callbacks and of saving are passed on.
         """
         try:
             self._begin(interruption)
@@ -121,7 +125,8 @@ class ServedLoop(BaseLoop):
         """Commit what all have trained and end the run, in the chief; return whether it is over.
 
         It is not if servers have moved: what they lost is to be trained again. For other workers it is. Raise LostError
-        if a server or the coordinator does not answer in time, and MachineError if nothing can be written.
+        or RefusedError if a server or the coordinator does not answer in time or refuses, MachineError or OSError if
+        nothing can be written, and the error of a feed that fails or is closed.
         """
         if not self._worker.is_chief:
             return True
@@ -160,8 +165,9 @@ class ServedLoop(BaseLoop):
     def _call(self, callbacks: Callable[[], None]) -> None:
         """Call callbacks, then send servers the learning rate if they changed it, in the chief.
 
-        Raise SettingsError if they changed anything else of the optimizer, or set a rate that is not finite; errors of
-        the callbacks are passed on. In other workers nothing is compared.
+        Raise SettingsError if they changed anything else of the optimizer, or set a rate that is not finite; LostError
+        or RefusedError if the first server does not answer in time or refuses. Errors of the callbacks are passed on.
+        In other workers nothing is compared.
         """
         if not (self._worker.is_chief and self._callbacks.callbacks):
             callbacks()
@@ -179,7 +185,7 @@ class ServedLoop(BaseLoop):
     def _set_rate(self) -> None:
         """Send servers the learning rate that was set last, if they do not know it; keep it if they have moved.
 
-        Raise LostError if the first server does not answer in time.
+        Raise LostError if the first server does not answer in time, and RefusedError if it refuses.
         """
         if self._rate is None:
             return
@@ -193,7 +199,8 @@ class ServedLoop(BaseLoop):
         """Take one step, and count it or give the batch back; return its loss, or None if none was computed.
 
         Raise DataError if gradients are not finite after the last retry, SettingsError for a loss or model that the
-        step cannot take, and LostError if a server does not answer in time.
+        step cannot take, LostError if a server does not answer in time, and RefusedError if one refuses. Errors of the
+        feed are passed on.
         """
         with self._timed("step"):
             loss, rows, is_in = self._try(element)
@@ -222,7 +229,8 @@ class ServedLoop(BaseLoop):
 
         It is not in if servers had moved, the gradients were too old or the run is over. The loss is None if servers
         had moved before anything was computed. Raise DataError if gradients are not finite after the last retry,
-        SettingsError for a loss or model that the step cannot take, and LostError if a server does not answer in time.
+        SettingsError for a loss or model that the step cannot take, LostError if a server does not answer in time, and
+        RefusedError if one refuses.
         """
         loss, rows = None, 0
         lease = self._leases.in_hand()
@@ -242,8 +250,8 @@ class ServedLoop(BaseLoop):
         """Share the epoch's results, evaluate it on the servers' values, and commit those.
 
         In the chief nothing of it is done, beyond sharing, if servers have moved. Raise SettingsError if the logs lack
-        the value that early stopping goes by, or if callbacks changed the optimizer; errors of callbacks, of lost
-        servers and of writing are passed on.
+        the value that early stopping goes by, if callbacks changed the optimizer, or for a number that is out of the
+        protocol's bounds; errors of callbacks, of the feed, of servers and of writing are passed on.
         """
         noted, self._noted = self._noted, NotedMeans()
         self._progress.count(epochs=self._session.cursor.at.epoch)
@@ -263,7 +271,7 @@ class ServedLoop(BaseLoop):
 
         The chief of several workers waits a while for the others and returns the means of all that have reported, empty
         without any rows. Otherwise they are this worker's own, and the phrase is empty. Raise SettingsError for a
-        number that is out of the protocol's bounds, and, while waiting, the error of a feed that fails.
+        number that is out of the protocol's bounds, and, while waiting, the error of a feed that fails or is closed.
         """
         logs: dict[str, Any] = noted.means()
         if not self._worker.is_chief or self._worker.workers == 1:
@@ -278,8 +286,9 @@ class ServedLoop(BaseLoop):
         """Join the servers, to which the chief may have to give shares first, and begin the run from there.
 
         Raise LostError if servers or their shares stay away, DataError if the chief's checkpoint is damaged or does not
-        fit, SettingsError if servers hold another model, MachineError if the chief cannot write, and KeyboardInterrupt
-        if a worker is interrupted while it waits. Errors of callbacks are passed on.
+        fit, SettingsError if servers hold another model, MachineError or OSError if the chief cannot write, and
+        KeyboardInterrupt if a worker is interrupted while it waits. Errors of callbacks and of the feed are passed on,
+        and RefusedError if a server refuses.
         """
         self._saved.mark(finished=False)
         self._model.stop_training = False
@@ -296,7 +305,8 @@ class ServedLoop(BaseLoop):
         """Join servers once the chief has given them shares, and go where the queue is then.
 
         Return whether that is elsewhere. Raise LostError if that takes too long or the coordinator is silent,
-        SettingsError if servers hold another model, and KeyboardInterrupt if the process is interrupted.
+        SettingsError if servers hold another model, RefusedError if a server refuses, and KeyboardInterrupt if the
+        process is interrupted. Errors of the feed are passed on.
         """
         self._served.wait_for_shares(self._worker.patience_s, partial(_heed, interruption))
         self._is_joined = True
@@ -315,7 +325,7 @@ class ServedLoop(BaseLoop):
         """Take the servers' values and learning rate; return False if there is nothing to go on with.
 
         That is so if not all serve one generation, the run is over there, or they move meanwhile. Raise SettingsError
-        if they hold another model, and LostError if a server does not answer in time.
+        if they hold another model, LostError if a server does not answer in time, and RefusedError if one refuses.
         """
         if not self._served.look() or self._served.over:
             return False
@@ -330,8 +340,8 @@ class ServedLoop(BaseLoop):
 
         If there is none, the first one is written here. Raise DataError if all checkpoints are damaged or the newest
         does not fit the model, SettingsError if it is of another job, stream or plan or a share does not fit into a
-        server's memory, LostError if a server or the coordinator does not answer in time, and MachineError if nothing
-        can be written.
+        server's memory, LostError or RefusedError if a server or the coordinator does not answer in time or refuses,
+        and MachineError or OSError if nothing can be written. Errors of the feed are passed on.
         """
         # Without a checkpoint, servers that lose their shares later would leave nothing to go back to.
         is_first = self._saved.read(self._model, None) is None
@@ -348,8 +358,9 @@ class ServedLoop(BaseLoop):
     def _join(self, interruption: ctrl_c.Interruption) -> bool:
         """Join servers that have moved; return whether the queue is elsewhere now.
 
-        The chief takes all back to the last checkpoint if servers lost their shares. Errors of `_follow_chief` and
-        `_restore` are passed on.
+        The chief takes all back to the last checkpoint if servers lost their shares. Raise LostError if that takes too
+        long; errors of servers, of the feed, of restoring and of writing are passed on, and KeyboardInterrupt if the
+        process is interrupted.
         """
         # Whatever was pulled is of another generation: gradients computed from it would be refused.
         self._since_pull = None
@@ -395,8 +406,8 @@ class ServedLoop(BaseLoop):
     def _save(self) -> bool:
         """Commit what all have trained; return whether it was: only in the chief, unless servers have moved.
 
-        Raise LostError if a server or the coordinator does not answer in time, and MachineError if nothing can be
-        written.
+        Raise LostError if a server or the coordinator does not answer in time, RefusedError if a server refuses,
+        MachineError or OSError if nothing can be written, and the error of a feed that fails or is closed.
         """
         return self._commit(self._cut())
 
@@ -404,7 +415,8 @@ class ServedLoop(BaseLoop):
         """Read one version of all variables into the model; return the feed's state with the batches in it.
 
         Return None in other workers than the chief, or if servers have moved. Raise LostError if a server or the
-        coordinator does not answer in time.
+        coordinator does not answer in time, RefusedError if a server refuses, and the error of a feed that fails or is
+        closed.
         """
         if not self._worker.is_chief or self._served.generation == 0:
             return None
@@ -424,7 +436,7 @@ class ServedLoop(BaseLoop):
     def _commit(self, cut: dict[str, Any] | None) -> bool:
         """Commit a cut, as long as nothing else was trained or pulled; return whether there was one.
 
-        Raise MachineError if the system refuses to write.
+        Raise MachineError or OSError if the system refuses to write.
         """
         if cut is None:
             return False

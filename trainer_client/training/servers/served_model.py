@@ -49,7 +49,10 @@ class SharesSettings:
 
 
 class ServedModel:
-    """A built model and its optimizer, whose trained variables and state servers hold."""
+    """A built model and its optimizer, whose trained variables and state servers hold; the optimizer is built here.
+
+    Raise SettingsError for a model or optimizer that servers cannot hold, such as an optimizer that is built.
+    """
 
     def __init__(self, model: Any, optimizer: Any, servers: ServerConnections, settings: SharesSettings) -> None:
         #: The version of the values that were pulled, and the newest that was heard of. A pull asks for the latter at
@@ -81,8 +84,8 @@ class ServedModel:
     def look(self, heed: Callable[[], None] | None = None) -> bool:
         """Join the servers if all serve one generation; return whether they do, and note why the run is over, if it is.
 
-        Raise SettingsError if they hold another model, and LostError if a server does not answer in time. `heed` is
-        called while waiting, and may raise to end that.
+        Raise SettingsError if they hold another model, LostError if a server does not answer in time, and RefusedError
+        if one refuses. `heed` is called while waiting, and may raise to end that.
         """
         # Under a new name, as messages under the old one may still be on their way and must not count.
         if self.generation:
@@ -103,8 +106,8 @@ class ServedModel:
     def wait_for_shares(self, patience_s: float, heed: Callable[[], None] | None = None) -> None:
         """Join the servers as soon as the chief has given all of them their shares.
 
-        Raise LostError if that takes longer than `patience_s`, or a server does not answer in time, and SettingsError
-        if they hold another model; `heed` may raise as well, and ends the wait.
+        Raise LostError if that takes longer than `patience_s`, or a server does not answer in time, RefusedError if one
+        refuses, and SettingsError if they hold another model; `heed` may raise as well, and ends the wait.
         """
         until_s = time.monotonic() + patience_s
         while not self.look(heed):
@@ -129,14 +132,14 @@ class ServedModel:
     def withdraw(self) -> None:
         """Have the servers serve nothing until they are given shares, so that nobody trains meanwhile.
 
-        Raise LostError if a server does not answer in time.
+        Raise LostError if a server does not answer in time, and RefusedError if one refuses.
         """
         self._servers.ask_all(m.Withdraw(serial=0))
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate for all that anybody pushes from now on; raise MovedError if servers moved.
 
-        Raise LostError if the first server does not answer in time.
+        Raise LostError if the first server does not answer in time, and RefusedError if it refuses.
         """
         # To the first server alone, whose orders bring the rate to the others together with the batches.
         self._ask_first(m.SetRate(serial=0, trainer=self._trainer, generation=self.generation, rate=rate))
@@ -144,7 +147,7 @@ class ServedModel:
     def _ask_first(self, message: Any, frame: bytes = b"") -> m.Taken:
         """Return the first server's answer; raise MovedError if it has another generation, or none.
 
-        Raise LostError if it does not answer in time.
+        Raise LostError if it does not answer in time, and RefusedError if it refuses.
         """
         answer, _ = self._servers.ask({0: (message, frame)})[0]
         if answer.code == "moved":
@@ -154,8 +157,8 @@ class ServedModel:
     def serve(self, done: DoneSet, version: int) -> None:
         """Give every server its share of the model as it is; `done` is the batches that are applied to it.
 
-        Raise SettingsError if a share does not fit into a server's memory, and LostError if a server does not answer in
-        time.
+        Raise SettingsError if a share does not fit into a server's memory, LostError if a server does not answer in
+        time, and RefusedError if one refuses.
         """
         held = [
             HeldVariable(
@@ -202,8 +205,8 @@ class ServedModel:
     def save(self, settled: int) -> DoneSet:
         """Read one cut of all that the servers hold into model and optimizer; return the batches applied to it.
 
-        Epochs before `settled` are settled, so servers may forget them. Raise MovedError if servers have moved, and
-        LostError if a server does not answer in time.
+        Epochs before `settled` are settled, so servers may forget them. Raise MovedError if servers have moved,
+        LostError if a server does not answer in time, and RefusedError if one refuses.
         """
         replies = self._ask_values(
             m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
@@ -228,7 +231,7 @@ class ServedModel:
         """End the run for everybody; raise MovedError if it goes on with another chief.
 
         All servers get the message, and the first passes it on as well, unless it dies before. Raise LostError if the
-        first does not answer in time.
+        first does not answer in time, and RefusedError if it refuses.
         """
         finish = m.Finish(serial=0, generation=self.generation, why=why)
         # To all: if the first died now, nobody would be left to tell the others, which would wait for ever.
@@ -240,7 +243,8 @@ class ServedModel:
     def pull(self) -> None:
         """Take the servers' values, their learning rate and their count of steps.
 
-        Raise MovedError if they have another generation, or none, and LostError if a server does not answer in time.
+        Raise MovedError if they have another generation, or none, LostError if a server does not answer in time, and
+        RefusedError if one refuses.
         """
         replies = self._ask_values(
             m.Pull(serial=0, trainer=self._trainer, generation=self.generation, at_least=self._heard_version)
@@ -251,7 +255,7 @@ class ServedModel:
     def _ask_values(self, message: m.Pull | m.Save) -> Sequence[Reply]:
         """Return all servers' values; raise MovedError if some have none of this generation to give.
 
-        Raise LostError if a server does not answer in time.
+        Raise LostError if a server does not answer in time, and RefusedError if one refuses.
         """
         replies = self._servers.ask_all(message)
         if any(isinstance(answer, m.Taken) for answer, _ in replies):
@@ -262,7 +266,8 @@ class ServedModel:
         """Have a batch's gradients applied; return whether the batch is in the model.
 
         It is not if the gradients were too old, or the run is over. A batch that was in it already counts. Raise
-        MovedError if servers have moved, and LostError if a server does not answer in time.
+        MovedError if servers have moved, LostError if a server does not answer in time, and RefusedError if one
+        refuses.
         """
         refused, self._refused = self._refused, None
         pushed = {at: self._push(at, lease, gradients, refused) for at in range(len(self._servers))}

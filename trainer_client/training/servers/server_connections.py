@@ -36,7 +36,10 @@ Reply = tuple[Any, memoryview]
 
 
 class ServerConnections:
-    """Connections to servers, one DEALER for each, in the order of their endpoints."""
+    """Connections to servers, one DEALER for each, in the order of their endpoints.
+
+    Raise SettingsError if one of these is no TCP endpoint.
+    """
 
     def __init__(self, endpoints: Sequence[str], keys: ClientKeys | None, lost_timeout_s: float) -> None:
         self.endpoints = tuple(endpoints)

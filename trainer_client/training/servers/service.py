@@ -55,7 +55,11 @@ _LINGER_MS = 2000
 
 
 class ParameterServer:
-    """A parameter server at one endpoint; the first server knows the others' endpoints."""
+    """A parameter server at one endpoint; the first server knows the others' endpoints.
+
+    Raise SettingsError if an endpoint is none or ours cannot be bound, and MachineError if too few open files, or too
+    little address space, are left for connections.
+    """
 
     def __init__(
         self,
@@ -85,7 +89,10 @@ class ParameterServer:
         ]
 
     def serve(self) -> None:
-        """Serve until the run is over and the other servers know, or until one that is gone was given its time."""
+        """Serve until the run is over and the other servers know, or until one that is gone was given its time.
+
+        Raise SettingsError if the user's function returns an optimizer that is built; its own errors are passed on.
+        """
         until_s = float("inf")
         while not self.state.has_ended or (not self._are_orders_sent() and time.monotonic() < until_s):
             self._router.poll(_SOON_MS if self._brakes.are_on() or self._unread.is_behind() else _LOOK_MS)
@@ -104,7 +111,10 @@ class ParameterServer:
                 self._aftermath.look()
 
     def _take_in_all(self, now_s: float) -> bool:
-        """Take in what came, up to 1024 messages; return whether some may be left over."""
+        """Take in what came, up to 1024 messages; return whether some may be left over.
+
+        Errors of making an optimizer are passed on.
+        """
         self._unread.take_back()
         count = 0
         while count < _MOST_MESSAGES:
@@ -119,7 +129,10 @@ class ParameterServer:
         return True
 
     def _hear(self, frames: list[zmq.Frame], now_s: float) -> None:
-        """Take in a message, unless its sender is not heard for now; note a message that was of no use."""
+        """Take in a message, unless its sender is not heard for now; note a message that was of no use.
+
+        Errors of making an optimizer are passed on.
+        """
         asker = frames[0].bytes
         if not self._patience.hears(asker, now_s):
             self._brakes.note_useless(frames[0])
@@ -132,7 +145,8 @@ class ParameterServer:
         """Take in a message; return whether it was of any use.
 
         It is not if it cannot be read, its peer is turned away, its frame has another length than it says, its
-        gradients or its share are refused, or all that it leads to is answers without values.
+        gradients or its share are refused, or all that it leads to is answers without values. Errors of making an
+        optimizer are passed on.
         """
         message = self._read(asker, frames)
         if message is None:

@@ -54,7 +54,7 @@ class ShareStore:
         """Hold this share, with the values in the frame, in place of any other.
 
         Raise ProtocolError, and keep the old share, if the frame does not fit the parts and our optimizer, and
-        SettingsError if a new optimizer comes built already.
+        SettingsError if a new optimizer comes built already; errors of `make_optimizer` are passed on.
         """
         variables = [keras.Variable(np.zeros(part.shape, part.dtype), dtype=part.dtype) for part in parts]
         optimizer = self._make_optimizer()

@@ -37,7 +37,8 @@ class Asynchronous(SharedCopy):
     """Asynchronous towers on these devices, such as GPU:0 and GPU:1.
 
     Gradients are divided by the number of towers, so that a round moves the variables about as far as one step of all
-    towers would; with `sums`, they are not.
+    towers would; with `sums`, they are not. Raise SettingsError if the environment names several processes, or a
+    malformed role.
     """
 
     def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:
@@ -57,7 +58,8 @@ class Asynchronous(SharedCopy):
         """Return a function that trains all towers on a round; raise SettingsError if the loss is scaled.
 
         It retries only towers whose gradients were not finite if it is called with the same round again. With `xla`,
-        what each tower computes is compiled.
+        what each tower computes is compiled. A call raises the error of the first tower that fails, such as
+        SettingsError for a loss that has one value for the whole batch.
         """
         _refuse_scaled_loss(step.optimizer)
         settlement = _Settlement(step)
@@ -93,14 +95,14 @@ class _Tower:
         self._contribute = TracedStep(tf.function(self._computed, reduce_retracing=any_shape, autograph=False))
 
     def trace(self, spec: Any) -> None:
-        """Trace both graphs for elements of this spec."""
+        """Trace both graphs for elements of this spec; errors of tracing are passed on."""
         part = self._contribute.get_concrete_function(spec).structured_outputs
         self._settle.get_concrete_function(tf.nest.map_structure(_spec_of, part))
 
     def train(self, element: Any, applying: threading.Lock) -> list[float]:
         """Compute the gradients, then apply them while holding the lock.
 
-        Return the loss, the valid rows, the outcome and the weight of the rows.
+        Return the loss, the valid rows, the outcome and the weight of the rows; errors of the step are passed on.
         """
         part = self._contribute(element)
         with applying:
@@ -116,7 +118,8 @@ class _Tower:
 class _AllTowers:
     """A step of all towers at once, each in a thread.
 
-    Called again with the same round, it trains only the towers whose gradients were not finite.
+    Called again with the same round, it trains only the towers whose gradients were not finite. The error of the first
+    tower that failed is raised.
     """
 
     def __init__(self, towers: Sequence[_Tower]) -> None:
@@ -127,7 +130,7 @@ class _AllTowers:
         self._outcomes: list[list[float] | None] = []
 
     def get_concrete_function(self, specs: Any) -> None:
-        """Trace each tower for its spec, as a `tf.function` would."""
+        """Trace each tower for its spec, as a `tf.function` would; errors of tracing are passed on."""
         for tower, spec in zip(self._towers, specs, strict=True):
             tower.trace(spec)
 

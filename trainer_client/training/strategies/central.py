@@ -24,7 +24,10 @@ __all__ = ["Central", "SharedCopy"]
 
 
 class SharedCopy(InRounds):
-    """Towers on these devices, whose variables lie in `places`; `taken` is a phrase on how these were chosen."""
+    """Towers on these devices, whose variables lie in `places`; `taken` is a phrase on how these were chosen.
+
+    Raise SettingsError if the environment names several processes, or a role that is malformed.
+    """
 
     def __init__(self, name: str, devices: tuple[str, ...], places: Sequence[str], taken: str) -> None:
         refuse_cluster(name)
@@ -73,7 +76,8 @@ class Central(SharedCopy):
     """Towers on these devices, such as GPU:0 and GPU:1, whose gradients are applied together.
 
     A tower's loss is the mean over its own rows, so towers are weighted by the weight of their rows. With `sums`,
-    gradients are those of the mean over all rows, times the number of towers.
+    gradients are those of the mean over all rows, times the number of towers. Raise SettingsError if the environment
+    names several processes, or a malformed role.
     """
 
     def __init__(self, devices: tuple[str, ...], variables: VariablesOn = "auto", *, sums: bool = False) -> None:
@@ -84,8 +88,8 @@ class Central(SharedCopy):
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """Return the step of all towers as a graph; with `xla`, each tower's contribution is compiled.
 
-        Tracing it raises SettingsError if towers have gradients of different variables. With `any_shape`, one graph
-        takes all shapes.
+        Tracing it raises SettingsError if towers have gradients of different variables, or for a loss or model that a
+        tower cannot compute. With `any_shape`, one graph takes all shapes.
         """
         train = partial(self._train, step, contribution_of(step, xla=xla))
         return TracedStep(tf.function(train, reduce_retracing=any_shape, autograph=False))
@@ -93,7 +97,8 @@ class Central(SharedCopy):
     def _train(self, step: TrainStep, contribute: Callable[[Any], Contribution], elements: Sequence[Any]) -> Any:
         """Compute each tower's contribution on its device, then apply all of them together.
 
-        Return loss, valid rows and outcome. Raise SettingsError if towers have gradients of different variables.
+        Return loss, valid rows and outcome. Raise SettingsError if towers have gradients of different variables; errors
+        of `contribute` are passed on.
         """
         parts: list[Contribution] = []
         towers = Towers(step.model)

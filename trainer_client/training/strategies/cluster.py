@@ -27,7 +27,7 @@ def cluster_resolver(role: Role) -> tf.distribute.cluster_resolver.ClusterResolv
         role: What `role()` returned.
 
     Returns:
-        A resolver with the role's cluster, task type and index.
+        A resolver with the role's cluster, which is empty without hosts, task type and index.
 
     Example:
         >>> place = trainer_client.role(job_name="worker", task_index=1, worker_hosts="a:2222,b:2222")
@@ -41,6 +41,8 @@ def cluster_resolver(role: Role) -> tf.distribute.cluster_resolver.ClusterResolv
 
 def start_server(role: Role) -> tf.distribute.Server:
     """Start TensorFlow's server at this role's own address; a parameter server then calls its `join()`.
+
+    Errors of TensorFlow are passed on, such as for an address that is taken.
 
     Args:
         role: What `role()` returned.

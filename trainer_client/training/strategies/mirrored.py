@@ -20,7 +20,9 @@ __all__ = ["Mirrored"]
 class Mirrored(Replicated):
     """Replicas on these devices, such as CPU:0 and CPU:1.
 
-    Gradients are those of the mean over all rows; with `sums`, that mean times the number of replicas.
+    Gradients are those of the mean over all rows; with `sums`, that mean times the number of replicas. Raise
+    SettingsError if the environment names several processes or a malformed role, or for an all-reduce that these
+    devices cannot do.
     """
 
     def __init__(self, devices: tuple[str, ...], all_reduce: AllReduce = "auto", *, sums: bool = False) -> None:

@@ -61,7 +61,8 @@ class MultiWorker(Replicated):
     """One process of a cluster, with `replicas` replicas here: by default one for each GPU, or one.
 
     All processes have equally many. Gradients are those of the mean over all rows; with `sums`, that mean times the
-    number of replicas.
+    number of replicas. Raise SettingsError unless this process is a worker of several with equally many replicas, and
+    for devices or an all-reduce that do not fit; LostError if another process is lost meanwhile.
     """
 
     agrees_to_stop = True
@@ -110,7 +111,8 @@ class MultiWorker(Replicated):
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """Return the feed's batches in rounds; a lost process is noticed while the feed waits for others.
 
-        That wait then raises LostError. Raise SettingsError for keys that batches lack or that do not fit together.
+        That wait then raises LostError. Raise SettingsError for keys that batches lack or that do not fit together, or
+        in queue mode if batches are made whole.
         """
         feed._session.watch_others(self.refuse_lost)
         return super().data(feed, keys)
@@ -118,7 +120,8 @@ class MultiWorker(Replicated):
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
         """Return the pipeline's elements in rounds; a lost process is noticed while the feed waits.
 
-        That wait then raises LostError. Raise SettingsError if the stream is no pipeline.
+        That wait then raises LostError. Raise SettingsError if the stream is no pipeline or is in queue mode, or if the
+        function makes no data set of it or, while that is iterated, too few elements or too many.
         """
         feed._session.watch_others(self.refuse_lost)
         return super().pipeline(feed, function)

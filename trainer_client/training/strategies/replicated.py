@@ -94,8 +94,9 @@ class Replicated(InRounds):
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """Return a step of all replicas, in which they also pass on requests to stop to each other.
 
-        A call raises SettingsError if only some replicas have a gradient of a variable, and LostError if a process is
-        lost. With `any_shape`, one graph takes all shapes; with `xla`, each replica's contribution is compiled.
+        A call raises SettingsError if only some replicas have a gradient of a variable, or for a model or loss that a
+        replica cannot compute, and LostError if a process is lost. With `any_shape`, one graph takes all shapes; with
+        `xla`, each replica's contribution is compiled.
         """
         _sum_nothing(step.optimizer)
         towers = Towers(step.model)
@@ -119,7 +120,7 @@ class Replicated(InRounds):
 
         Return the outcome, and for each variable how many replicas have a gradient, followed by how many are asked to
         stop. Nothing is applied if only some replicas have a gradient of a variable. Raise SettingsError if replicas of
-        this process differ in that.
+        this process differ in that; errors of `contribute` are passed on.
         """
         towers.begin()
 
@@ -171,7 +172,8 @@ class Replicated(InRounds):
 class _WatchedStep:
     """A step as a graph, in which replicas tell each other whether they are asked to stop.
 
-    After each new trace it checks that all replicas have the same gradients.
+    After each new trace it checks that all replicas have the same gradients. A call raises SettingsError if they have
+    not, and LostError if a process is lost.
     """
 
     def __init__(
@@ -181,7 +183,7 @@ class _WatchedStep:
         self._looked_at = 0
 
     def get_concrete_function(self, element: Any) -> None:
-        """Trace the step for this spec, as a `tf.function` would."""
+        """Trace the step for this spec, as a `tf.function` would; errors of tracing are passed on."""
         self._function.get_concrete_function(element, tf.TensorSpec((), tf.float32))
 
     def __call__(self, element: Any) -> Any:

@@ -49,15 +49,17 @@ class Single(Placement):
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """Return the feed's batches, read ahead.
 
-        Raise SettingsError for keys that batches lack or that do not fit together.
+        Raise SettingsError for keys that batches lack or that do not fit together, or in queue mode if batches are made
+        whole.
         """
         return make(feed._session, ElementStructure(**keys), ahead=True)
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
         """Return the elements that the user's pipeline makes, one for each batch.
 
-        Raise SettingsError if the stream is no pipeline; iterating raises it if the pipeline yields fewer elements, or
-        more.
+        Raise SettingsError if the stream is no pipeline or is in queue mode, or if the function makes no data set of
+        it; iterating raises it if the pipeline yields fewer elements, or more. Other errors of the function are passed
+        on.
         """
         return PipelineElements(feed._session, function)
 

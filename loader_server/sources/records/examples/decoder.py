@@ -101,8 +101,8 @@ class ExampleDecoder:
         """Return the feature values of a record that `look` has accepted, by key.
 
         `columns` are those of the index, and `sample` is the record's place in them. The record is parsed only if the
-        values of a feature are scattered over it. Raise MalformedExample or UnfitFeature if the bytes are not the
-        accepted ones.
+        values of a feature are scattered over it. Other bytes give other values, or raise MalformedExample,
+        UnfitFeature or another ValueError, or an IndexError.
         """
         values: dict[str, Any] = {}
         scattered: list[FeatureForm] = []
@@ -128,8 +128,8 @@ class ExampleDecoder:
         """Write the numeric features that `out` has, one sample a row; padded ones get lengths and zeros behind them.
 
         `columns` are those of the index, `samples` the places in them, and `records` the record of each sample. Nothing
-        is written without samples. Raise MalformedExample or UnfitFeature if a record is not the one that `look` has
-        accepted.
+        is written without samples. A record that `look` has not accepted gives other values, or raises
+        MalformedExample, UnfitFeature or another ValueError, or an IndexError.
         """
         for form in self.forms if len(samples) else ():
             field = form.field
@@ -146,7 +146,7 @@ class ExampleDecoder:
 def forms_of_records(records: Iterable[bytes], where: str) -> tuple[FeatureForm, ...]:
     """Return the forms of the features that these records have; raise a DataError if they have none.
 
-    Malformed records are left out.
+    Malformed records are left out; raise a DataError as well if there is no record.
     """
     examples, count = [], 0
     for raw in records:
@@ -225,7 +225,8 @@ def _gather_lists(
 ) -> None:
     """Write one list a row, padded with zeros: by copying bytes where they are the array's, else by decoding.
 
-    Raise UnfitFeature if a decoded value does not fit its form, and MalformedExample if it cannot be parsed.
+    Raise UnfitFeature if a decoded value does not fit its form, and MalformedExample if it cannot be parsed. There has
+    to be a row.
     """
     out[:] = 0
     begins, kinds, sizes = _unpacked(runs)
@@ -244,7 +245,8 @@ def _numbers(form: FeatureForm, runs: NDArray[np.int64], records: Sequence[Recor
     """Return one value for each sample, which is an array if the form has fixed axes.
 
     If all are single integers, most of which have one byte, they are read without parsing a run. Raise UnfitFeature if
-    a value does not fit its form, and MalformedExample if it cannot be parsed.
+    a value does not fit its form, MalformedExample if it cannot be parsed, and an IndexError if the bytes end before it
+    does.
     """
     begins, kinds, _ = _unpacked(runs)
     if form.shape or (kinds != INT64).any() or (runs == _SCATTERED).any():
@@ -266,7 +268,8 @@ def _are_arrays(form: FeatureForm, kinds: NDArray[np.int64]) -> NDArray[np.bool_
 def _value(form: FeatureForm, run: int, record: RecordPlace) -> Any:
     """Decode one feature of one record; parse the record only if the feature's values are scattered.
 
-    Raise UnfitFeature if the value does not fit its form, and MalformedExample for bytes that cannot be parsed.
+    Raise UnfitFeature if the value does not fit its form, MalformedExample for bytes that cannot be parsed, and an
+    IndexError if the bytes end before a single integer does.
     """
     data, start, stop = record
     if run == _SCATTERED:

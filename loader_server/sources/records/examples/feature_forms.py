@@ -90,9 +90,9 @@ class FeatureForm:
     def value(self, raw: bytes, feature: Feature | list[Feature] | None) -> Any:
         """Return the feature's value in a raw sample; raise UnfitFeature if it does not fit the form.
 
-        `feature` is the parsed feature, a list of features for a feature list, or None if the record lacks it; then a
-        list of any length is empty, and any other form is unfit. Raise MalformedExample if an integer has more than 10
-        bytes.
+        `feature` is the parsed feature, a list of features for a feature list, or None if the record lacks it; then, or
+        if it has no values at all, a list of any length is empty, and any other form is unfit. Raise MalformedExample
+        if an integer has more than 10 bytes.
         """
         if isinstance(feature, list):
             return self._value_of_steps([self._flat(raw, *step) for step in feature])
@@ -245,7 +245,7 @@ def parsed_forms(pairs: Iterable[tuple[str, str]]) -> tuple[FeatureForm, ...]:
 
 
 def forms_of_examples(examples: Sequence[tuple[bytes, Features]]) -> tuple[FeatureForm, ...]:
-    """Return the forms of the features in these records, sorted by key.
+    """Return the forms of the features in these records, sorted by key; () if they have no features.
 
     A feature with exactly one value in every record becomes a single number (or bytes), any other a list.
     """

@@ -236,7 +236,8 @@ def _group_end(raw: bytes, at: int, end: int, opening: int) -> int:
     """Return where a group ends.
 
     Groups are protobuf's deprecated way to write nested messages; they are skipped here, but may be nested themselves.
-    Raise MalformedExample if the group has no end, is nested too deep or holds a malformed field.
+    Raise MalformedExample if the group has no end, is nested too deep or holds a malformed field, and an IndexError if
+    the bytes end within a field's tag or size.
     """
     within = [opening]
     while within and at < end:
@@ -301,7 +302,7 @@ def int64_at(raw: mmap.mmap | bytes, at: int) -> int:
 def _few_int64(raw: mmap.mmap | bytes, at: int, stop: int) -> NDArray[np.int64]:
     """Decode a short run one integer at a time, because numpy takes 20 µs to begin with.
 
-    Raise MalformedExample if an integer has more than 10 bytes.
+    Raise MalformedExample if an integer has more than 10 bytes, and an IndexError if the bytes end within one.
     """
     numbers = []
     while at < stop:
@@ -311,7 +312,11 @@ def _few_int64(raw: mmap.mmap | bytes, at: int, stop: int) -> NDArray[np.int64]:
 
 
 def int64_of(raw: mmap.mmap | bytes, start: int, stop: int) -> NDArray[np.int64]:
-    """Return the integers of a packed run in a new array; raise MalformedExample if one has more than 10 bytes."""
+    """Return the integers of a packed run in a new array; raise MalformedExample if one has more than 10 bytes.
+
+    The run has to end with the last byte of an integer, which is not checked here: an IndexError or other numbers may
+    result.
+    """
     if stop - start <= _FEW_BYTES:
         return _few_int64(raw, start, stop)
     octets = np.frombuffer(raw, np.uint8, stop - start, start)

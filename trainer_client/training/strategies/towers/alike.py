@@ -105,7 +105,8 @@ def times_phrase(factor: float) -> str:
 def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> None:
     """Raise DataError for variables that differ between replicas; this is process `process` of `processes`.
 
-    The optimizer's variables are compared too. Those that each replica counts on its own are exempt.
+    The optimizer's variables are compared too. Those that each replica counts on its own are exempt. TensorFlow's error
+    of a lost process is passed on.
     """
     variables = [each for each in (*model.variables, *model.optimizer.variables) if not _differs_by_design(each)]
     digests = [[_digest(copy) for copy in strategy.experimental_local_results(each.value)] for each in variables]
@@ -160,7 +161,10 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _sum_of_all(strategy: tf.distribute.Strategy, own: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sum of an array over all processes, by an all-reduce."""
+    """Return the sum of an array over all processes, by an all-reduce.
+
+    TensorFlow's error of a lost process is passed on.
+    """
     # The all-reduce is over replicas, so of each process only the first contributes, and the others add zeros.
     others = strategy.extended.worker_devices[1:]
 

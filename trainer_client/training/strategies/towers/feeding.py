@@ -62,15 +62,17 @@ class InRounds(Placement):
     def data(self, feed: Feed, keys: dict[str, Any]) -> Iterable[Any]:
         """Return the feed's batches in rounds: one batch for each replica of this process.
 
-        Raise SettingsError for keys that batches lack or that do not fit together.
+        Raise SettingsError for keys that batches lack or that do not fit together, or in queue mode if batches are made
+        whole.
         """
         return Rounds(feed, keys, self._devices, self._together)
 
     def pipeline(self, feed: Feed, function: Callable[[Any], Any]) -> Iterable[Any]:
         """Return the elements of a user's pipeline in rounds: one for each replica of this process.
 
-        Raise SettingsError if the stream is no pipeline; iterating raises it if the pipeline yields fewer elements than
-        batches, or more.
+        Raise SettingsError if the stream is no pipeline or is in queue mode, or if the function makes no data set of
+        it; iterating raises it if the pipeline yields fewer elements than batches, or more. Other errors of the
+        function are passed on.
         """
         return PipelineRounds(feed, function, self._devices, self._together)
 
@@ -90,7 +92,8 @@ class Rounds:
     """Rounds from the cursor to the end of its epoch, each time they are iterated.
 
     `together` makes one element of those of all replicas here. The next rounds are put on their devices while a step
-    computes.
+    computes. Raise SettingsError for keys that batches lack or that do not fit together, or in queue mode if batches
+    are made whole.
     """
 
     def __init__(
@@ -114,7 +117,11 @@ class Rounds:
 
 
 class PipelineRounds:
-    """Rounds of a user's pipeline, from the cursor to the end of its epoch, each time they are iterated."""
+    """Rounds of a user's pipeline, from the cursor to the end of its epoch, each time they are iterated.
+
+    Raise SettingsError if the stream is no pipeline or is in queue mode, if the function makes no data set of it, or,
+    while they are iterated, unless it yields an element for each batch. Other errors of the function are passed on.
+    """
 
     def __init__(
         self, feed: Feed, function: Callable[[Any], Any], devices: Sequence[str], together: Callable[[list[Any]], Any]
@@ -157,7 +164,8 @@ def refuse_cluster(strategy: str) -> None:
 def tower_devices(replicas: int | None) -> tuple[str, ...]:
     """Return the devices of this many towers: GPUs if there are any, by default all of them; else parts of the CPU.
 
-    Raise SettingsError for more towers than GPUs, or without a number if there is no GPU.
+    Raise SettingsError for more towers than GPUs, or without a number if there is no GPU, and RuntimeError if the CPU
+    is in use already and has fewer parts.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
@@ -174,7 +182,8 @@ def tower_devices(replicas: int | None) -> tuple[str, ...]:
 def devices_of_process(replicas: int | None) -> tuple[str, ...]:
     """Return the devices of one process of several: as `tower_devices`, but by default one CPU without a GPU.
 
-    Raise SettingsError for more towers than GPUs, if there are any.
+    Raise SettingsError for more towers than GPUs, if there are any, and RuntimeError if the CPU is in use already and
+    has fewer parts.
     """
     no_gpu = not tf.config.list_physical_devices("GPU")
     return tower_devices(1 if replicas is None and no_gpu else replicas)
