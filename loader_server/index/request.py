@@ -100,7 +100,10 @@ class IndexRequest:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the source's name, its settings and the size limit, in the form of format 1's fingerprints."""
+        """Return what of the request enters fingerprints: the source's name, its settings, and its size limit.
+
+        A size limit of the default or 0, and later settings at their default, are left out: older indexes stay valid.
+        """
         largest = self.largest_sample
         # The default is left out, so that indexes made before there was a limit keep their fingerprint.
         limit = () if largest in (LARGEST_SAMPLE, 0) else (f"largest_sample {largest}",)

@@ -208,9 +208,10 @@ class WorkerPlace:
     child: Child | None = None
 
     def release(self, within_s: float) -> None:
-        """End the worker within this time if the place is another job's, or nobody's, by now.
+        """Signal the worker to end if the place is another job's, or nobody's, by now; do not wait.
 
-        Forget a worker that was told to end and is gone.
+        `Child.look` kills it if it still lives `within_s` after the first call. Forget a worker that is gone, so call
+        this again until `child` is None.
         """
         # A job's own code runs in its worker: only a process of its own keeps the code's crashes, memory, globals and
         # module names from another job.

@@ -282,7 +282,7 @@ class Queues:
     # --- time ---
 
     def tick(self, now_s: float) -> None:
-        """Take back the leases of silent trainers, and those that were held for too long."""
+        """Take back all leases of each trainer that is silent, or has been at its first batch for too long."""
         for table in self.tables.values():
             table.tick(now_s)
 

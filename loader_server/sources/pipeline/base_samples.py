@@ -53,7 +53,7 @@ class SampleStream(Protocol):
         """
 
     def close(self) -> None:
-        """Close the stream."""
+        """Close the files that the stream's source holds open; each opens again when it is next read."""
 
 
 class BaseSamples:

@@ -204,7 +204,7 @@ class LhotseSource(ListedSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """Return the lengths of audio in frames with its rate, and of texts in characters."""
+        """Return a number a sample by key: `audio` in frames, `audio_rate` in Hz, and `text` in characters."""
         numbers = self.indexed.numbers
         return {"audio": numbers["frames"], "audio_rate": numbers["rate"], "text": numbers["length_text"]}
 

@@ -125,7 +125,7 @@ def _manifest_of(line: dict[str, Any]) -> str:
 
 
 def _supervised(cut: dict[str, Any], number: int) -> CutSample:
-    """Return the sample of one supervision; raise an UnusableCut if the cut has none, or as `_sample` does.
+    """Return the sample of supervision `number`; raise an UnusableCut if the cut has none, or as `_sample` does.
 
     A supervision may begin before the cut and end after it: its part within the cut counts. Raise an error of Python's,
     such as a KeyError or a TypeError, if the line has another shape.
