@@ -227,3 +227,13 @@ def test_a_worker_that_seals_nothing_is_no_fallback(line):
     line.sealed.expect(0)
     line.sealed.note_fallback(0.0)
     assert line.sealed.fallbacks == 0
+
+
+def test_after_a_connection_that_could_not_be_renewed_nothing_stays_open(line):
+    """The context would wait for the former socket when it ends."""
+    former = line.sealed.socket
+    with no_sockets_left(line.context):
+        line.sealed.renew()
+    assert line.sealed.socket is former
+    line.sealed.close()
+    assert former.closed
