@@ -200,7 +200,7 @@ def test_a_worker_a_server_and_the_chief_are_killed_and_no_batch_is_lost_or_repe
     """The model has each batch once: as many steps as batches, whoever took them, also after all went back. The table
     is larger than what one server is given.
     """
-    arguments = ("--epochs", "6", "--save-every", "5", "steps", "--staleness", "20", "--server-memory", "0.8")
+    arguments = ("--epochs", "6", "--save-every", "5", "steps", "--staleness", "20", "--server-memory", "0.5")
     with cluster(folder, endpoint, "queue1", *arguments, servers=2, environment={"STEP_S": "0.15"}) as processes:
         processes.start_all()
         checkpoints = CheckpointFolder(folder / "queue1", 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -131,6 +132,17 @@ def test_a_batch_that_takes_too_long_goes_to_another(tmp_path):
         got = read_together([fast], 1)
         assert (stuck.epoch, stuck.number) in got
         assert table(loaders)["expired"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.heritage("E4")
+def test_a_deadline_is_three_times_what_the_slowest_batch_took(tmp_path):
+    """A trainer that is slow, but was as slow before, keeps its batch beyond the shortest deadline."""
+    with running(write_queue(tmp_path, "2 s"), workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
+        for batch, takes_s in zip(feed, (1.4, 3.2, 0), strict=False):
+            time.sleep(takes_s)
+            batch.done()
+        assert (table(loaders)["expired"], table(loaders)["done"]) == (0, 3)
 
 
 def test_a_loop_that_is_left_gets_its_last_batch_again(fresh):

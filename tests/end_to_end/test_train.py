@@ -162,7 +162,9 @@ def test_one_module_is_trained_judged_exported_evaluated_and_predicted_with(fold
             "epochs", "--summaries", str(logs), "--export", str(exported), "--save-every", "4", "steps", "--keep", "2",
         )
     )  # fmt: skip
-    epoch_steps = saved(checkpoints)[1]["step"] // 2
+    arrays, record = saved(checkpoints)
+    assert (3, 1) in [array.shape for array in arrays], "the model has as many units as --param says"
+    epoch_steps = record["step"] // 2
     assert lines[0] == "STARTING: training train from epoch 0, step 0, until 2 epochs"
     steps = [int(found[1]) for line in lines if (found := re.match(r"epoch [\d.]+, step (\d+): loss [\d.]+", line))]
     assert steps == list(range(5, 2 * epoch_steps + 1, 5))

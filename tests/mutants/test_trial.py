@@ -136,7 +136,8 @@ def test_a_loop_without_an_end_is_found(toy):
     endless = mutant("while number > 0:", "while True:")
 
     def run(_, place):
-        with place.holding(endless):
+        source = (place.root / endless.module).read_bytes()
+        with place.holding(endless.module, endless.edit.apply(source)):
             return place.run(["tests/test_gate.py::test_it_ends"], Limits(1, 20))
 
     assert [*crew.each(run, [None])] == [Ending("failed", "tests/test_gate.py::test_it_ends")]

@@ -72,7 +72,8 @@ def try_out(mutant: Mutant, workplace: Workplace, cover: Cover, effort_s: float 
     begin_s = time.monotonic()
     tests = _affordable(cover.tests_for(mutant), effort_s)
     ending = Ending("")
-    with workplace.holding(mutant):
+    source = (workplace.root / mutant.module).read_bytes()
+    with workplace.holding(mutant.module, mutant.edit.apply(source)):
         for slow in (False, True):
             some = [test for test in tests if cover.needs_tensorflow(test) == slow]
             if some and not ending.why:

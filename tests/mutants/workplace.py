@@ -24,8 +24,6 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.mutants.operators import Mutant
-
 __all__ = ["Ending", "Limits", "Workplace"]
 
 _ROOT = Path(__file__).parents[2]
@@ -58,11 +56,11 @@ class Workplace:
         shutil.copytree(root, self.root, ignore=_NOT_COPIED)
 
     @contextlib.contextmanager
-    def holding(self, mutant: Mutant) -> Iterator[None]:
-        """The mutant is in place of the module."""
-        path = self.root / mutant.module
+    def holding(self, module: str, source: bytes) -> Iterator[None]:
+        """This source is in place of the module's own."""
+        path = self.root / module
         original = path.read_bytes()
-        self._write(path, mutant.edit.apply(original))
+        self._write(path, source)
         try:
             yield
         finally:

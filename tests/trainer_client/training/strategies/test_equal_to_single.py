@@ -149,6 +149,7 @@ def test_each_towers_batches_lie_on_its_device_and_are_staged_until_they_are_tra
     assert at == STEPS[0]
 
 
+@pytest.mark.heritage("T3")
 @pytest.mark.parametrize("placement", [Mirrored, Central])
 def test_with_sum_gradients_are_those_of_the_mean_times_the_replicas(tmp_path, placement):
     for name, made, rate in (("mean", placement(TOWERS), 0.02), ("sum", placement(TOWERS, sums=True), 0.01)):
@@ -202,6 +203,28 @@ def test_batch_statistics_and_all_else_are_the_same_on_all_replicas(tmp_path):
     second.assign(first + 1)
     with pytest.raises(DataError, match=r"others in the replicas of this process: normal/.*moving_mean"):
         loop.check_replicas()
+
+
+@pytest.mark.heritage("T7")
+def test_replicas_that_differ_are_refused_before_the_first_step(tmp_path):
+    placement = Mirrored(TOWERS)
+    _, loop = trained(tmp_path / "first", placement, spread_feed(2, epochs=STEPS), until=Until(steps=1))
+    first, second = placement._strategy.experimental_local_results(loop._model.trainable_variables[0].value)
+    second.assign(first + 1)
+    feed = spread_feed(2, epochs=STEPS)
+    with pytest.raises(DataError, match="the same variables on all replicas, got others in the replicas of this process"):
+        trained(tmp_path / "second", placement, feed, model=lambda: loop._model)
+    assert feed.number == 0
+
+
+@pytest.mark.heritage("T5")
+@pytest.mark.parametrize("asked", ["auto", "cpu", "gpu", "nccl"])
+def test_gradients_go_by_the_all_reduce_that_is_named(asked):
+    placement = Mirrored(TOWERS, asked)
+    assert re.search(r"gradients by cpu(, because .*)?$", placement.choice)
+    operations = placement._strategy.extended._cross_device_ops
+    assert type(operations) is tf.distribute.ReductionToOneDevice
+    assert operations.reduce_to_device == "/cpu:0"
 
 
 class Seeded(Normal):
