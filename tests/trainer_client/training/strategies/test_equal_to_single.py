@@ -212,7 +212,7 @@ def test_replicas_that_differ_are_refused_before_the_first_step(tmp_path):
     first, second = placement._strategy.experimental_local_results(loop._model.trainable_variables[0].value)
     second.assign(first + 1)
     feed = spread_feed(2, epochs=STEPS)
-    with pytest.raises(DataError, match="the same variables on all replicas, got others in the replicas of this process"):
+    with pytest.raises(DataError, match="the same variables on all replicas, got others in the replicas"):
         trained(tmp_path / "second", placement, feed, model=lambda: loop._model)
     assert feed.number == 0
 
