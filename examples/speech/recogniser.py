@@ -1,5 +1,7 @@
 """The model of `trainer-client train --model recogniser`: log-mel bands to digits, by CTC."""
 
+import itertools
+
 import keras
 import tensorflow as tf
 from trainer_client.training.losses import CTC, blank_after
@@ -46,3 +48,11 @@ def edits(text, logits):
 
 def eval_metrics():
     return [keras.metrics.MeanMetricWrapper(edits, name="edits")]
+
+
+def prediction_processor(rows):
+    """Print what was heard in each recording: labels that follow each other are one, and blanks are none."""
+    for tag, logits in zip(rows["tag"], rows["output"], strict=True):
+        labels = [0, *logits.argmax(-1).tolist()]
+        heard = [label - 1 for before, label in itertools.pairwise(labels) if label not in (0, before)]
+        print(f"{tag}: {''.join(map(str, heard))}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -75,7 +76,9 @@ def test_all_ranks_end_at_the_same_step_and_one_speaks(loaders, capsys):
 def test_all_ranks_end_with_the_same_step_when_the_time_is_over(loaders):
     before = status.ask(loaders.endpoint)["streams"]["train"]["results"]
     places = {"rank": 0, "world": 2}, {"rank": 1, "world": 2}
+    began_s = time.monotonic()
     _, totals, reasons = train_all(loaders.endpoint, Until(epochs=10**6, max_time_s=1.0), *places)
+    assert time.monotonic() - began_s < 30
     assert totals[0].steps == totals[1].steps >= 1
     assert set(reasons) == {"0:00:01 are over"}
     wait_until(lambda: results(loaders)["ended"] == "0:00:01 are over", "the coordinator knows why it ended")
