@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.examples.readmes import Shown
-    from tests.support.forked import ForkedProcess
+    from tests.support.forked import ModuleProcess
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -44,7 +44,7 @@ class Example:
         self._endpoint = SERVED
         self._loaders = ExitStack()
         #: What was begun behind an `&` and is not waited for yet: the program, its command and its output.
-        self._beside: list[tuple[ForkedProcess, str, Path]] = []
+        self._beside: list[tuple[ModuleProcess, str, Path]] = []
         shutil.copytree(EXAMPLES / name, self.folder, ignore=shutil.ignore_patterns(*MADE))
 
     def run(self, heading: str = "") -> str:
@@ -78,7 +78,7 @@ class Example:
             script.write_text(script.read_text().replace(SERVED, self._endpoint))
         return loaders.text().replace(self._endpoint, SERVED)
 
-    def _start(self, command: str) -> tuple[ForkedProcess, str, Path]:
+    def _start(self, command: str) -> tuple[ModuleProcess, str, Path]:
         program, *words = command.replace(SERVED, self._endpoint).split()
         if program == "python":
             program, *words = words[0].removesuffix(".py"), *words[1:]
@@ -95,7 +95,7 @@ class Example:
         )
         return process, command, said
 
-    def _ended(self, process: ForkedProcess, command: str, said: Path) -> str:
+    def _ended(self, process: ModuleProcess, command: str, said: Path) -> str:
         try:
             code = process.wait(300)
         finally:

@@ -165,7 +165,7 @@ def _environment(*, tensorflow: bool) -> dict[str, str]:
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"} if tensorflow else dict(os.environ)
 
 
-class ForkedProcess:
+class _ForkedProcess:
     """As much of a `subprocess.Popen` as tests use."""
 
     def __init__(self, command: Sequence[str], process: asking.Nursling) -> None:
@@ -203,7 +203,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-ModuleProcess: TypeAlias = "ForkedProcess | subprocess.Popen[bytes]"
+ModuleProcess: TypeAlias = "_ForkedProcess | subprocess.Popen[bytes]"
 
 
 def start_module(
@@ -226,10 +226,10 @@ def start_module(
     how = {"command": command, "folder": str(folder), "outputs": [str(log), str(errors)]}
     arguments = [json.dumps({**how, "environment": dict(environment), "ready": ready is not None})]
     process = _nursery(tensorflow=tensorflow).start(arguments, keep=0 if ready is None else ready)
-    return ForkedProcess(command, process)
+    return _ForkedProcess(command, process)
 
 
-class TalkingProcess(ForkedProcess):
+class TalkingProcess(_ForkedProcess):
     """Has as much more of a `subprocess.Popen` with text in pipes as tests use."""
 
     def __init__(self, command: Sequence[str], *, folder: Path, tensorflow: bool) -> None:
