@@ -77,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
 def _picture(batch: ShownBatch, path: Path, facts: dict[str, Any]) -> StokerError | None:
     """Draw a batch, and add the picture and the keys it lacks to the facts; return the error if that fails, or None.
 
-    Such errors are missing matplotlib, and a file that cannot be written; others are raised.
+    Such errors are missing matplotlib, and a file that cannot be written; others are raised. ValueError of `draw`
+    passes through.
     """
     try:
         left_out = draw(batch, path)
