@@ -186,7 +186,7 @@ class ElasticWorld:
     def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
         """Return a refusal unless the trainer has this place in the world that trains, or that has ended its run.
 
-        Otherwise note that it lives, and return None.
+        Otherwise note that it lives, and return None. ValueError of `rank_of` passes through.
         """
         member = self.member_of(attach.incarnation)
         place = (self.version, self.rank_of(member), self.ranks, member.replicas) if member is not None else None
