@@ -166,7 +166,10 @@ class SourceSet:
         return chain
 
     def _refuse_missing(self, chain: Chain) -> None:
-        """Raise a SettingsError if a member of a mixture lacks a value that the transforms compute lengths from."""
+        """Raise a SettingsError if a member of a mixture lacks a value that the transforms compute lengths from.
+
+        DataError of `lengths` passes through.
+        """
         for member in self.opened if len(self.opened) > 1 else ():
             try:
                 member.lengths(chain, 0, 1)
@@ -315,7 +318,10 @@ class JoinedSource(Source):
             self._sources[place].expect(own)
 
     def looks_ahead(self) -> bool:
-        """Return whether any member wants `expect` to be called now."""
+        """Return whether any member wants `expect` to be called now.
+
+        ReadError and MachineError of `looks_ahead` pass through.
+        """
         return any(source.looks_ahead() for source in self._sources)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
