@@ -223,7 +223,8 @@ class JobFile(JobFolder):
     def is_there(self, name: str) -> bool:
         """Return whether the stream can be opened now: not if its graph is awaited or not indexed yet.
 
-        Any other name always counts as there, even without an index.
+        Any other name always counts as there, even without an index. MissingLibraryError of `is_indexed` passes
+        through.
         """
         return name not in self.accepting or (self.graph_path(name).exists() and self.is_indexed(name))
 
