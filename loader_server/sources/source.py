@@ -365,7 +365,7 @@ class Source:
     def looks_ahead(self) -> bool:
         """Return whether this process was chosen to fetch this data set's remote files ahead, and can take more.
 
-        If so, the caller calls `expect`. Raise a ReadError if the folder of the cache cannot be used.
+        If so, the caller calls `expect`. Errors of `Files.looks_ahead`, such as a ReadError, pass through.
         """
         return self.files.looks_ahead()
 
@@ -387,7 +387,7 @@ class Source:
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
         """Yield the bytes needed to decode each chunk: the whole sample's, unless the format can read less.
 
-        Errors are those of `read`.
+        Errors are those of `read`. ReadError of `read` passes through.
         """
         return self.read([chunk.sample for chunk in chunks])
 

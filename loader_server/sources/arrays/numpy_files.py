@@ -55,7 +55,7 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
 
     Raise a DataError if there is no array, if a file is missing, broken or holds pickles, if a key is missing or there
     twice, or if columns differ in length, have no usable dtype, or have offsets that do not fit their values; a
-    ReadError if a remote file cannot be fetched.
+    ReadError if a remote file cannot be fetched. SettingsError and MachineError of `_arrays_of` pass through.
     """
     arrays: dict[str, NDArray[Any]] = {}
     for path in paths:
@@ -84,7 +84,7 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
     """Return the arrays of a file by name, mapped.
 
     Raise a DataError if it is missing, or not a whole file of plain arrays, or the disk fails; a ReadError if a remote
-    file cannot be fetched.
+    file cannot be fetched. SettingsError of `facts` and MachineError of `keep_local` pass through.
     """
     files.facts(path)
     try:

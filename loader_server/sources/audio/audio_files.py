@@ -84,7 +84,8 @@ def decoded_audio(
 
     That is `channel`, or the average of all. Raise a SampleError if the bytes are no audio or are recognizably cut
     short (see containers), or if they would decode to more than `largest` bytes (0: no limit). Plain WAV files (see
-    containers) are decoded without comparing `largest`: their header cannot claim more than the file holds.
+    containers) are decoded without comparing `largest`: their header cannot claim more than the file holds. ValueError
+    of `plain_wav` passes through.
     """
     plain = plain_wav(raw)
     if plain is not None:
@@ -187,6 +188,7 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
 
     Only the first bytes of a plain WAV file are fetched, but all of any other file. Raise a SampleError if it is empty,
     no audio, or recognizably cut short; a DataError if it is missing; a ReadError if it cannot be fetched.
+    SettingsError of `facts` and MachineError of `part` pass through.
     """
     facts = files.facts(url)
     if facts.bytes == 0:

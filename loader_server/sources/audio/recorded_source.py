@@ -134,7 +134,7 @@ class ListedSource(RecordedSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a list is gone or has changed since it was made.
 
-        Raise a ReadError if its store cannot be asked.
+        Raise a ReadError if its store cannot be asked. SettingsError of `refuse_other_list` passes through.
         """
         for facts in indexed.origin:
             refuse_other_list(facts, self.files, self.list_kind, indexed.place)

@@ -107,7 +107,7 @@ class Recordings:
         """Return the bytes of the sample's file or stretch; empty bytes if decoding has to seek.
 
         Raise a ReadError if the file is no longer the indexed one or a remote one cannot be fetched, and an OSError if
-        it cannot be opened or read.
+        it cannot be opened or read. SettingsError and MachineError of `_read` pass through.
         """
         return self._read(self._extent(sample))
 
@@ -119,7 +119,7 @@ class Recordings:
         """Return the bytes that decoding an extent needs; empty bytes if it has to seek.
 
         Raise a ReadError if the file is no longer the indexed one or a remote one cannot be fetched, and an OSError if
-        it cannot be opened or read.
+        it cannot be opened or read. SettingsError and MachineError of `_read_remote` pass through.
         """
         sample = extent.sample
         if is_url(path := self._path_of(sample)):
@@ -141,7 +141,7 @@ class Recordings:
         """Return the bytes that decoding an extent of a remote file needs, in its indexed version.
 
         If decoding has to seek, fetch the file to this machine and return empty bytes. Raise a ReadError if that
-        version cannot be fetched.
+        version cannot be fetched. SettingsError and MachineError of `whole` pass through.
         """
         facts = self._facts(extent.sample)
         if extent.is_whole_file:
@@ -185,7 +185,8 @@ class Recordings:
         """Return a descriptor of the sample's file, to be closed by the caller.
 
         Raise a ReadError if a local file has another size than the indexed one, or a remote one cannot be fetched; its
-        content is not compared here. Raise an OSError if it cannot be opened.
+        content is not compared here. Raise an OSError if it cannot be opened. SettingsError and MachineError of `local`
+        pass through.
         """
         if is_url(path := self._path_of(sample)):
             with self._files.local(path, self._facts(sample)) as place:
@@ -254,7 +255,7 @@ class Recordings:
 
         Raise a SampleError if it cannot be decoded, is too large, or has other than the indexed number of frames. If
         decoding seeks in the file, raise a ReadError if that is no longer the indexed one, or an OSError if it cannot
-        be opened.
+        be opened. SettingsError and MachineError of `_decode` pass through.
         """
         return self._decode(self._extent(sample), raw)
 
@@ -296,7 +297,8 @@ class Recordings:
         """Return the audio of an extent and its rate, however many frames there are.
 
         Raise a SampleError if it cannot be decoded or is too large. If it seeks in the file, raise a ReadError if that
-        is another one or cannot be fetched, or an OSError if it cannot be opened.
+        is another one or cannot be fetched, or an OSError if it cannot be opened. ValueError of `plain_wav` and
+        SettingsError and MachineError of `_open` pass through.
         """
         sample = extent.sample
         if extent.is_whole_file:

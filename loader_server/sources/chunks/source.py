@@ -155,7 +155,7 @@ class ChunkedSource(Source):
     def looks_ahead(self) -> bool:
         """Return whether the source of the recordings looks ahead.
 
-        Raise a ReadError if the folder of its cache cannot be used.
+        Raise a ReadError if the folder of its cache cannot be used. MachineError of `looks_ahead` passes through.
         """
         return self._recordings.looks_ahead()
 

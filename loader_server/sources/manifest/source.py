@@ -85,6 +85,7 @@ class ManifestSource(RecordedSource):
 
         Rows that the survey found bad stay so. Raise a ReadError if a remote file cannot be fetched, a SettingsError if
         a store's library is missing, and a DataError if something other than a file is in a manifest's place.
+        MachineError of `_audio` passes through.
         """
         places = [(str(manifest), str(manifest.parent)) for manifest in map(self.files.path, self.settings.paths)]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
@@ -205,6 +206,7 @@ def _audio(row: ManifestRow, headers: Headers, manifest: str, folder: str) -> Au
     """Return the stretch of audio that a row names, or a BadRow if its file or the stretch cannot be used.
 
     Raise a ReadError if a remote file cannot be fetched, and a SettingsError if its store's library is missing.
+    MachineError of `find` passes through.
     """
     return headers.find(joined(folder, row.path), row.stretch, (manifest, row.line))
 
