@@ -146,7 +146,10 @@ class AttachedStream:
         self.questions.tick(self.connections.serving(), now_s)
 
     def take(self, event: e.Event, now_s: float) -> None:
-        """Handle an event that concerns the stream or its workers; raise AssertionError for any other event."""
+        """Handle an event that concerns the stream or its workers; raise AssertionError for any other event.
+
+        ValueError of `open` passes through.
+        """
         match event:
             case e.Took():
                 self.slots.take(event.slot)
