@@ -178,7 +178,8 @@ def serve(
 ) -> None:
     """Serve a feed's metrics until its receive thread ends; with `targets`, announce the address in that folder.
 
-    Raise SettingsError if the port cannot be used; a folder that cannot be written to only logs a warning.
+    Raise SettingsError if the port cannot be used; a folder that cannot be written to only logs a warning. MachineError
+    of `MetricsServer` passes through.
     """
     spec, core = receiver.spec, receiver.settings.core
     process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
