@@ -86,7 +86,8 @@ class Openings:
         """Begin a pass at the cursor; pass on the error by which the witness prevents it.
 
         Raise SettingsError as well if all epochs of `connect(epochs=)` are over, RefusedError if other ranks stand at
-        another cursor, and LostError if the coordinator does not answer.
+        another cursor, and LostError if the coordinator does not answer. EndedError and ClosedError of `open` pass
+        through.
         """
         self.witness.on_opening()
         keep_freed_memory(trim_bytes=_TRIM_BYTES, mmap_bytes=_MMAP_BYTES)
@@ -169,7 +170,7 @@ def _begin(dataset: np.int64) -> Any:
 def _advance(number: np.int64) -> list[Any]:
     """Return the next element of an iterator, whose pass begins with its first; raise StopIteration at the end.
 
-    Raise the pass' errors as well, of opening it and of reading.
+    Raise the pass' errors as well, of opening it and of reading. StokerError of `Openings` passes through.
     """
     current = _PASSES[int(number)]
     if isinstance(current, Openings):  # opened only now, because many iterators never ask for an element
