@@ -118,6 +118,8 @@ class Until:
     def from_there(self, there: RunTotals) -> RunLimits:
         """Return the limits in absolute numbers, for a run that continues from a checkpoint.
 
+        SettingsError of `_absolute` passes through.
+
         Args:
             there: The checkpoint's totals.
 
