@@ -232,7 +232,10 @@ class BuildThread:
             self._unwaited = _UNWAITED
 
     def _take_turn(self, build: Build) -> None:
-        """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones."""
+        """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones.
+
+        Announce what is finished first if this build may block. A postponed build is put aside with the others.
+        """
         # Announce finished batches now: this build may block for long, and they would lie there unseen meanwhile.
         if self._holds_back and build.may_wait:
             self._announce()

@@ -57,7 +57,10 @@ def seems_finite(values: NDArray[Any]) -> bool:
 
 
 def is_all_finite(values: NDArray[Any]) -> bool:
-    """Return whether all values are finite."""
+    """Return whether no value is NaN or infinite; True for an empty array.
+
+    Values must be numeric, or NumPy raises TypeError.
+    """
     return bool(np.isfinite(values).all())
 
 
