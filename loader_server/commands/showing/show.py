@@ -158,7 +158,10 @@ def _draw_facts(step: str, drawn: Drawn) -> dict[str, Any]:
 
 
 def _tables(facts: dict[str, Any]) -> list[Any]:
-    """Return the table of the batch, and lines on errors, picture and sound."""
+    """Return the table of the batch, and lines on errors, picture and sound.
+
+    There is a line for each masked row, and none on picture and sound unless they were written.
+    """
     samples = facts["samples"]
     keys = list(samples[0]["lengths"]) if samples else []
     texts = list(dict.fromkeys(key for sample in samples for key in sample["texts"]))
