@@ -61,7 +61,7 @@ class AttachedTrainer(AttachedReader):
 
     @property
     def ranks(self) -> range:
-        """Return the ranks that it claims."""
+        """Return the consecutive ranks that it claims, one for each of its replicas, from the rank of its Attach."""
         return range(self.attach.rank, self.attach.rank + self.attach.replicas)
 
     def hear(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
