@@ -245,7 +245,10 @@ class JobFile(JobFolder):
         return all((folder / "meta.json").exists() for folder in self.index_folders(self.recipes[name]))
 
     def _recipe(self, name: str) -> StreamRecipe:
-        """Return a stream's recipe; raise SettingsError for a mistake, MissingLibraryError if it needs a package."""
+        """Return a stream's recipe; raise SettingsError for a mistake, MissingLibraryError if it needs a package.
+
+        A filter, chunks and a source's table are read and checked here; nothing is opened.
+        """
         table, where = self.job.streams[name], f"{self.path}, [streams.{name}]"
         # A mixture's sources have tables of their own, so the stream itself has no settings of a source.
         kind = None if table.get("sources") else source_class(str(table.get("source", "no source")), where)
