@@ -196,7 +196,10 @@ class _Forker:
         self._answer(asker, str(pid).encode(), pidfd)
 
     def _report_end(self, pidfd: int, child: _Forked) -> None:
-        """Report how a child ended, and kill its own children: nobody else would end those that try samples for it."""
+        """Report how a child ended, and kill its own children: nobody else would end those that try samples for it.
+
+        A parent that does not read the report is not waited for.
+        """
         code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         for sibling_pidfd, sibling in self._children.items():
             if sibling.asker is child.asks:

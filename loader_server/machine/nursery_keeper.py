@@ -65,7 +65,7 @@ class Deaths:
         self._times_s: deque[float] = deque(maxlen=_MOST_DEATHS)
 
     def add(self, now_s: float) -> None:
-        """Record a death."""
+        """Record a death at this time, so that it counts among the recent ones."""
         self._times_s.append(now_s)
 
     def are_too_many(self, now_s: float) -> bool:
@@ -198,7 +198,10 @@ class NurseryKeeper:
                 self.nursery.forget_late()
 
     def _start_successor(self, now_s: float) -> None:
-        """Start a successor, or try again later if there is no room; raise MachineError if it can never be started."""
+        """Start a successor, or try again later if there is no room; raise MachineError if it can never be started.
+
+        Log the lack of room once as a warning. A started one has to report that it is ready within half a minute.
+        """
         try:
             self.nursery = self._execute()
         except OSError as error:

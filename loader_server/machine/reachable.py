@@ -53,7 +53,10 @@ def _find_address_towards(host: str) -> str | None:
 
 
 def _find_address_of_interface() -> str | None:
-    """Return the address of the first working interface other than loopback; None if there is none."""
+    """Return the address of the first working interface other than loopback; None if there is none.
+
+    Interfaces without an IPv4 address, or that are down, are passed over. Raise OSError if they cannot be listed.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
