@@ -49,7 +49,7 @@ class LengthTable(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the index."""
+        """Fingerprint of the index that the lengths are from: equal ones have equal samples and lengths."""
 
     @property
     def keys(self) -> tuple[str, ...]:
