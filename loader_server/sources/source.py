@@ -281,7 +281,7 @@ class Source:
 
     @property
     def samples(self) -> int:
-        """Return the number of samples."""
+        """Return how many samples the index has; the source must be open."""
         return self.indexed.samples
 
     def checked(self, sample: int) -> int:

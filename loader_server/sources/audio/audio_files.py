@@ -304,5 +304,5 @@ def _undecodable(where: str, error: Exception) -> SampleError:
 
 
 def _unusable(reason: str, expected: str, got: str, path: str) -> SampleError:
-    """Return the SampleError for a file that is unusable for this reason."""
+    """Return the SampleError, with the path in it, by which a recording's row is masked or becomes a bad row."""
     return SampleError(reason=reason, expected=expected, got=f"{got}: {path}", where=path, remedy="Remove the row.")

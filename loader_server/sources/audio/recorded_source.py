@@ -40,7 +40,7 @@ class RecordedSource(Source):
         self._recordings.look_for_changes(time_s)
 
     def indexed_files(self) -> IndexedFiles:
-        """Return the files of the recordings."""
+        """Return, for each sample, the path and the size of its recording's file; a remote one has an empty path."""
         return self._recordings.indexed_files()
 
     def expect(self, samples: NDArray[np.int64]) -> None:

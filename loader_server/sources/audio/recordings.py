@@ -64,7 +64,7 @@ class _Extent:
 
     @property
     def is_whole_file(self) -> bool:
-        """Return whether the extent is the whole file."""
+        """Return whether the sample has no start in its file and so is all of it, rather than a stretch."""
         return self.start == WHOLE_FILE
 
 
@@ -328,7 +328,7 @@ class Recordings:
                 self._refuse_other_content(sample, handle, None)
 
     def _extent(self, sample: int) -> _Extent:
-        """Return what is read for the sample."""
+        """Return the sample's start frame in its file, or WHOLE_FILE, and its number of frames, from the index."""
         return _Extent(sample, int(self._start[sample]), int(self._columns["frames"][sample]))
 
     def _extent_of(self, chunk: Chunk) -> _Extent:
@@ -338,7 +338,7 @@ class Recordings:
         return whole if frames == whole.frames else _Extent(chunk.sample, max(whole.start, 0) + chunk.start, frames)
 
     def is_whole(self, sample: int) -> bool:
-        """Return whether the sample is all of its file."""
+        """Return whether the sample is all of its file, which the index marks by a start of WHOLE_FILE."""
         return int(self._start[sample]) == WHOLE_FILE
 
     def _named(self, sample: int) -> str:

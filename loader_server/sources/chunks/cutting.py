@@ -248,7 +248,7 @@ class ChunkTable:
         return int(self.firsts[-1])
 
     def recordings_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the recording of each chunk."""
+        """Return, for each chunk, the number of the recording that it was cut from. Numbers are not checked."""
         return np.searchsorted(self.firsts, chunks, side="right") - 1
 
     def extents(self, chunks: NDArray[np.int64]) -> Extents:

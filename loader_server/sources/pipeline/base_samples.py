@@ -36,11 +36,11 @@ class SampleStream(Protocol):
 
     @property
     def samples(self) -> int:
-        """Return the number of samples."""
+        """Return how many samples an open stream has."""
 
     @property
     def source(self) -> Any:
-        """Return the source that reads the samples, by `Source.read`."""
+        """Return the open source that reads the stream's samples, by `Source.read`."""
 
     @property
     def opened(self) -> str:

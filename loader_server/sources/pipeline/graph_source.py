@@ -286,7 +286,10 @@ def _only_source(graph: Any, of: GraphShard) -> Any:
 
 
 def _insert_shard(graph: Any, source: Any, of: GraphShard) -> None:
-    """Insert a shard node behind the source, and let all nodes that used the source use it instead."""
+    """Insert a shard node behind the source, and let all nodes that used the source use it instead.
+
+    Raise KeyError if the kind of source cannot be shared, which the caller has checked.
+    """
     name = f"{source.name}/shared_out"
     # Before the shard node is added, whose own input has to stay the source. Both forms name the first output.
     for node in graph.node:

@@ -223,7 +223,10 @@ class KaldiSource(ListedSource):
         return find
 
     def _found(self, piece: KaldiPiece, good: _Rows, bad: Mapping[int, BadRow]) -> Found:
-        """Return the columns of the good rows, together with the bad rows."""
+        """Return the columns of the good rows, together with the bad rows.
+
+        There are columns of features or of stretches of recordings, and those of texts if the folder has any.
+        """
         utterances, places = [utterance for utterance, _ in good.values()], [place for _, place in good.values()]
         names = ("key", "path", "speaker", *((TEXT,) if TEXT in piece.tables else ()))
         strings = {name: list(map(attrgetter(name), utterances)) for name in names}

@@ -181,7 +181,7 @@ class KaldiTable:
         return len(self.keys)
 
     def line(self, number: int) -> bytes:
-        """Return the bytes of a line, by its number."""
+        """Return the bytes of the line with this number, from 0; the table must have a line, or nothing was mapped."""
         assert self._bytes is not None, "a table without bytes has no lines"
         return self._bytes[self._begins[number] : self._begins[number + 1]]
 

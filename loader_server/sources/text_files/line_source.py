@@ -162,7 +162,7 @@ class LineSource(TextSource):
 
     @staticmethod
     def _columns_of(piece: LinePiece, lines: WholeLines, numbers: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        """Return the index columns of the lines of a piece with these numbers."""
+        """Return file, line, offset, size and digest of the lines with these numbers in the piece, as index columns."""
         return {
             "file": np.full(len(numbers), piece.file),
             "line": piece.line + numbers,
