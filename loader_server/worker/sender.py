@@ -260,7 +260,10 @@ class Sender:
         return True
 
     def take_back(self) -> None:
-        """Take the batches that libzmq has finished with off the accounts, and return their buffers."""
+        """Take the batches that libzmq has finished with off the accounts, and return their buffers.
+
+        Batches that it still sends stay on the accounts until a later call.
+        """
         self._answers.take_back()
         unread, self._unread = self._unread, []
         for batch in unread:
