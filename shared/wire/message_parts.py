@@ -280,7 +280,7 @@ class WireField(Part):
 
     @classmethod
     def of(cls, field: Field) -> WireField:
-        """Return the wire form of a field."""
+        """Return the field as messages carry it: key, dtype, shape and rate; `decode` gives it back."""
         return cls(field.key, field.dtype, field.shape, field.per_second)
 
     def field(self) -> Field:
