@@ -116,7 +116,10 @@ class AttachedStream:
         self.sharing.attach(answer, now_s, restores=restores)
 
     def decide(self, now_s: float) -> None:
-        """Append the instructions that follow from everything that happened in this turn."""
+        """Append the instructions that follow from everything that happened in this turn.
+
+        The error of the feed passes through if a head is late for too long or fails.
+        """
         if now_s >= self._tick_s:
             self._tick(now_s)
         self.connections.greet(now_s)
@@ -190,7 +193,10 @@ class AttachedStream:
     # --- the coordinator ---
 
     def hear_coordinator(self, message: m.Message, now_s: float) -> bool:
-        """Handle a message about the stream; return False if it was not expected."""
+        """Handle a message about the stream; return False if it was not expected.
+
+        Errors of the stream's way of sharing batches pass through.
+        """
         match message:
             case m.Members():
                 self.connections.update_list(message.version, message.workers, now_s)
