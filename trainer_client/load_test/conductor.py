@@ -115,7 +115,10 @@ class _Process:
             raise self._make_end_error() from None
 
     def hear(self) -> None:
-        """Read its messages; raise CrewError if it ended without a result."""
+        """Read its messages; raise CrewError if it ended without a result.
+
+        A message that is cut at its end waits for the next call. Raise ValueError for a line that is no JSON.
+        """
         received = os.read(self.file, 2**20)
         if not received and self.result is None:
             raise self._make_end_error()
