@@ -131,7 +131,7 @@ class Receiver:
         return self._wires.coordinator.garbage + from_workers + self.core.strays
 
     def count_fallbacks(self) -> int:
-        """Return how many batches came by a connection for messages although sealed payloads have their own."""
+        """Return how many batches came by a connection for messages although sealed payloads have one; 0 unattached."""
         return self._wires.workers.count_fallbacks() if self._wires.workers is not None else 0
 
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:

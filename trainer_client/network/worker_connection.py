@@ -121,7 +121,10 @@ class WorkerConnection:
                     yield message, payload
 
     def _read_all(self, frames: Iterator[zmq.Frame]) -> Iterator[tuple[Message, memoryview | None]]:
-        """Yield the messages of a multipart message, each with its payload; drop the frames from an invalid one on."""
+        """Yield the messages of a multipart message, each with its payload; drop the frames from an invalid one on.
+
+        A payload is None if the message brings none, or lacks its frame.
+        """
         # What follows an invalid frame may be its payload, and a payload must not be read as a message.
         for frame in frames:
             try:
