@@ -198,7 +198,10 @@ def _samples_while_used(
 
 
 def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:
-    """Yield the samples of all metrics of a feed; step waits are left out until the training loop reports any."""
+    """Yield the samples of all metrics of a feed; step waits are left out until the training loop reports any.
+
+    Garbage, waits, and the feed's counts and sums by part are always there, with zeros.
+    """
     stream, counts = receiver.settings.core.stream, accounts.counts
     yield MetricSamples.single(GARBAGE, receiver.count_garbage())
     yield MetricSamples(DATA_WAIT, {(stream,): Spread(tuple(counts.waits), counts.wait_s)})
