@@ -185,7 +185,10 @@ def _end(number: np.int64) -> Any:
 
 
 def generate(openings: Openings, signature: Any) -> tf.data.Dataset:
-    """Return a dataset whose elements are fetched by the thread that asks for them, without waking another one."""
+    """Return a dataset whose elements are fetched by the thread that asks for them, without waking another one.
+
+    Each iterator begins by calling `openings` at its first element. What TensorFlow raises passes through.
+    """
     _tell_when_python_ends()
     number, specs = next(_NUMBERS), tuple(tf.nest.flatten(signature))
     # Outside of the caller's graph and device: the functions are kept for all later datasets of these elements.
