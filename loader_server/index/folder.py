@@ -260,7 +260,7 @@ def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> 
 
 
 def meta_json(meta: Meta) -> str:
-    """Return the text of `meta.json`, with sorted keys so that equal facts give equal bytes.
+    """Return the content of `meta.json`, with sorted keys so that equal facts give equal bytes.
 
     Raise a TypeError if `about` or another fact has a value that JSON cannot hold.
     """
