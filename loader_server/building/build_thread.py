@@ -315,7 +315,8 @@ class BuildThread:
         """Try the batch's samples in a child process; yield those convicted of killing, hanging or exhausting it.
 
         Known culprits are skipped, also those that other workers report while the trial runs, and all samples once the
-        build is cancelled. Raise MachineError for the first sample that cannot be judged.
+        build is cancelled. Raise MachineError for the first sample that cannot be judged. OSError of `try_samples`
+        passes through.
         """
         assert prepared.raw is not None
         # A generator, so that each condition is looked at just before the sample is tried.

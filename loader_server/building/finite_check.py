@@ -52,7 +52,7 @@ class FiniteCheck:
         """Return how many samples have NaN or infinite values, by key, for those `suspects` that any sample has.
 
         Warn of the first sample of each key, once. If the job masks such samples, clear their places and call `note`
-        once for each.
+        once for each. Errors of the source's `name` pass through.
         """
         looked_through = {key: places.not_finite(key) for key in self._keys if key in suspects}
         found = {key: unfit for key, unfit in looked_through.items() if unfit}
