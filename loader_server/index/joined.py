@@ -76,7 +76,10 @@ class OpenedSource:
         return rule.passes({**lengths, **columns}, stop - start)
 
     def first_sample(self) -> dict[str, Any]:
-        """Return the first sample, or an empty dict if it cannot be decoded; raise a ReadError if it cannot be read."""
+        """Return the first sample, or an empty dict if it cannot be decoded; raise a ReadError if it cannot be read.
+
+        OSError of `read_patiently` passes through.
+        """
         (raw,) = read_patiently(self.source.read, [0], bool)
         try:
             return self.source.decode(0, raw)
