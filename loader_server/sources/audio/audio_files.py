@@ -138,7 +138,8 @@ def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and which channel of
 
     That is `channel`, which the file has to have, or the average of all. Only these frames are decoded; fewer come back
     if the file ends before. Raise a SampleError if the file is no audio or is recognizably cut short, or if the stretch
-    would decode to more than `largest` bytes (0: no limit); an OSError if it cannot be read.
+    would decode to more than `largest` bytes (0: no limit); an OSError if it cannot be read. IndexError of `_mono`
+    passes through.
     """
     try:
         mended = _whole_audio(_of_handle(handle), os.fstat(handle).st_size, where)

@@ -191,7 +191,7 @@ class Files:
         """Set `are_remote` if the first sample's file is remote.
 
         This is for samples whose files were not looked at since indexing. Without samples, or if that file is local,
-        nothing changes.
+        nothing changes. Errors of `path_of` pass through.
         """
         self.are_remote |= samples > 0 and is_url(path_of(0))
 

@@ -106,7 +106,7 @@ class PipelineSource(ShardedSource):
         """Return a fingerprint of the code, the seed and the base: elements change if one of these does.
 
         Raise a SettingsError if the base is no stream of samples or the job file has a mistake, or a DataError if it
-        has no index that fits, or no samples.
+        has no index that fits, or no samples. OSError of `own_code` passes through.
         """
         code = own_code(self.modules)
         return fingerprint(
