@@ -160,7 +160,8 @@ def conduct(
     """Run the test once, with all ranks in so many processes, and return the measurements.
 
     Raise AttachError if a trainer cannot attach, CrewError if a process ends early, ValueError if the world exceeds the
-    group, and KeyboardInterrupt (or Terminated) at a signal; all processes are ended in any case.
+    group, and KeyboardInterrupt (or Terminated) at a signal; all processes are ended in any case. OSError of `_Process`
+    passes through.
     """
     crews: list[_Process] = []
     try:
