@@ -135,7 +135,7 @@ class PendingRead(Generic[T]):
         return not self._waited
 
     def late(self, timeout_s: float) -> ReadError:
-        """Return the error for a read that missed its deadline."""
+        """Return a ReadError for a read over its deadline: it names the sample in hand, if any, and the timeout."""
         return ReadError(
             expected=f"to read the sample within {timeout_s:g} s (build_timeout)",
             got="a read that was still going on",
