@@ -198,7 +198,7 @@ def _verifier_rows(streams: dict[str, Any]) -> list[list[str]]:
 
 
 def _result_rows(streams: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield the rows on losses and metrics over all ranks."""
+    """Yield a row for each result over all ranks: title, epoch, step, samples, values; none without results."""
     for name, stream in streams.items():
         for title, results in _results_of(name, stream):
             values = ", ".join(f"{key} {_number(value)}" for key, value in results["values"].items())
