@@ -346,7 +346,7 @@ class Coordinator:
         return instructions
 
     def _bear(self, identity: zmq.Frame) -> None:
-        """Count a message that made no progress against its sender."""
+        """Count a message that made no progress against its sender's patience and for the brakes."""
         self._patience.bear(identity.bytes)
         self.doors.brakes.note_useless(identity)
 
