@@ -60,7 +60,7 @@ class Audit:
         return _padding(self._cells, self._filled)
 
     def add(self, step: Step) -> None:
-        """Count a step of the current epoch, and note its shape."""
+        """Keep a step of the current epoch until `settle` compares it with the plan, and note its shape."""
         self._open.append(step)
         self.shapes.add(step.shape)
 
