@@ -237,7 +237,7 @@ class SourceSet:
                 yield member, (max(start - first, 0), min(stop, end) - first)
 
     def close(self) -> None:
-        """Close the sources' open files."""
+        """Close the open files of all sources; errors of a source pass through."""
         self.source.close()
 
 
@@ -316,7 +316,7 @@ class JoinedSource(Source):
             yield next(answers[source])
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Tell each member which of its samples will be read soon."""
+        """Tell each member which of its samples will be read soon; errors of a member's `expect` pass through."""
         for place, _, own in self._by_member(samples):
             self._sources[place].expect(own)
 
@@ -405,7 +405,7 @@ class JoinedSource(Source):
         return {name: version for source in self._sources for name, version in source.versions.items()}
 
     def close(self) -> None:
-        """Close the open files of all members."""
+        """Close the open files of all members in turn; an error of a member passes through, later ones stay open."""
         for source in self._sources:
             source.close()
 
