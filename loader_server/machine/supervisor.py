@@ -164,7 +164,7 @@ class Supervisor:
             self.close()
 
     def stop(self) -> None:
-        """End soon; may be called from a signal handler."""
+        """Have `run` and `start` return after this turn; may be called from a signal handler."""
         self.is_stopping = True
         self._waker.wake()
 
