@@ -95,7 +95,7 @@ class LengthTally:
     run: Integers = field(default_factory=lambda: np.zeros(1, np.int64))
 
     def arrays(self) -> dict[str, NDArray[np.integer]]:
-        """Return the tally's arrays by name, for a keeper."""
+        """Return all arrays of the tally by name, from which a keeper's copy can be made into a tally again."""
         others = {f"other.{key}": longest for key, longest in self.others.items()}
         return {name: getattr(self, name) for name in _KEPT} | others
 
@@ -174,7 +174,7 @@ def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTa
 
 
 def _show_nothing(done: int, total: int) -> None:
-    """Show no progress."""
+    """Do nothing: this is the progress of a tally that shows none."""
 
 
 @dataclass(slots=True)
