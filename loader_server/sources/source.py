@@ -143,7 +143,7 @@ class OfJob:
 
     @property
     def table(self) -> str:
-        """Return the name of the stream's table, for messages."""
+        """Return the job file's path and the stream's table in it, as messages name them."""
         return f"{self.path}, [streams.{self.stream}]"
 
     @property

@@ -46,7 +46,7 @@ class ArrayColumn:
 
     @property
     def samples(self) -> int:
-        """Return how many samples there are."""
+        """Return how many samples the column has: one fewer than there are offsets, or one for each value."""
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
 
@@ -129,7 +129,10 @@ def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ND
 
 
 def _start_of(file: Path, member: zipfile.ZipInfo) -> int:
-    """Return where a member's bytes begin in the file."""
+    """Return at which byte of the file a member's content begins, by its local header.
+
+    Raise an OSError if the file cannot be read, or a ValueError if it ends within that header.
+    """
     with file.open("rb") as stream:
         stream.seek(member.header_offset)
         header = stream.read(_NAME_AT)

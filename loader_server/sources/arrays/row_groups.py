@@ -258,7 +258,7 @@ class RowGroups:
         return start
 
     def _forget(self, is_in_the_way: Callable[[_Span], bool]) -> None:
-        """Evict the oldest groups, as long as they are in the way."""
+        """Evict the oldest groups, one after another, as long as the oldest is in the way; none left ends it too."""
         while self._spans and is_in_the_way(self._spans[0]):
             gone = self._spans.popleft().group
             self._here[gone] = False

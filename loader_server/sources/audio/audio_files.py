@@ -269,7 +269,7 @@ def _whole_audio(read: Callable[[int, int], bytes], size: int, where: str) -> io
 
 
 def _cut_short(expected: str, got: str, where: str) -> SampleError:
-    """Return the SampleError for a file that lost its end."""
+    """Return the SampleError, of reason "truncated", for a file that lost its end."""
     return SampleError(
         reason="truncated",
         expected=expected,

@@ -96,7 +96,10 @@ class Recordings:
         self._where = where
 
     def expect(self, samples: Sequence[int]) -> None:
-        """Start fetching the files of these samples that are remote."""
+        """Start fetching the files of these samples that are remote.
+
+        Errors of `expect_files` pass through.
+        """
         self._files.expect_files((self._path_of(sample), self._facts(sample)) for sample in samples)
 
     def _facts(self, sample: int) -> FileFacts:

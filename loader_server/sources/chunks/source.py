@@ -208,7 +208,7 @@ class ChunkedSource(Source):
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Return the library versions of the recordings' source."""
+        """Return the library versions that shape a sample's bytes, which are those of the recordings' source."""
         return self._recordings.versions
 
     def close(self) -> None:

@@ -136,7 +136,7 @@ class Hdf5File:
         return list(dict.fromkeys(path for virtual in self._virtual.values() for path in virtual.paths))
 
     def close(self) -> None:
-        """Close the file and the parts of its virtual datasets."""
+        """Close the file, the parts of its virtual datasets and, if it is remote, its copy here."""
         for virtual in self._virtual.values():
             virtual.close()
         self.file.close()

@@ -32,7 +32,7 @@ class SampleStream(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the stream's name in the job file."""
+        """Return the name that the stream has in the job file."""
 
     @property
     def samples(self) -> int:
@@ -95,5 +95,5 @@ class BaseSamples:
             return None
 
     def close(self) -> None:
-        """Close the stream."""
+        """Close the stream of samples; what it raises passes through."""
         self._stream.close()

@@ -208,7 +208,7 @@ def _number(constant: Any) -> int:
 
 
 def _set_number(constant: Any, number: int) -> None:
-    """Set the value of an integer constant."""
+    """Set the value of a constant node to this integer, and drop the packed form that would come before it."""
     tensor = constant.attr["value"].tensor
     tensor.tensor_content = b""
     tensor.int64_val[:] = [number]

@@ -168,7 +168,10 @@ class ArchivedFeatures:
         return raw
 
     def expect(self, samples: Sequence[int]) -> None:
-        """Start fetching the samples' matrices that are remote."""
+        """Start fetching the samples' matrices that are remote.
+
+        Errors of `expect_parts` pass through.
+        """
         self._files.expect_parts(
             (self._path_of(sample), self._facts(sample), *self._place(sample)) for sample in samples
         )
