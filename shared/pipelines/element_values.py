@@ -145,7 +145,7 @@ class SentGraph:
     graph: bytes
 
     def encode(self) -> bytes:
-        """Return values and graph as one msgpack frame."""
+        """Return the values' keys, dtypes and shapes and the graph as one msgpack frame, which `decode` reads."""
         described = [[value.key, value.dtype, value.shape] for value in self.values]
         return msgpack.packb([described, self.graph])  # type: ignore[no-any-return] # bytes
 
