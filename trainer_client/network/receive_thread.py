@@ -44,7 +44,7 @@ class TakesTurns(Protocol):
         """Run one turn with these ready sockets; return how long to wait for the next one, in ms."""
 
     def fail(self, error: BaseException, /) -> None:
-        """End the feed with this error."""
+        """Stop the feed with this error, which waiting and later callers get."""
 
     def lose_thread(self) -> None:
         """Make every later call raise, because this is a forked child."""
