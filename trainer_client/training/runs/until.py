@@ -31,7 +31,7 @@ class RunTotals:
     seconds: float = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return the totals as plain values, for a checkpoint."""
+        """Return epochs, steps, samples and seconds as plain values, for a checkpoint."""
         return asdict(self)
 
     @classmethod

@@ -35,7 +35,7 @@ class Towers:
         self._having: list[list[bool]] = []
 
     def begin(self) -> None:
-        """Forget what was noted, as a step is traced anew."""
+        """Forget the variables that had gradients, as the step is traced anew."""
         self._having = []
 
     def note(self, gradients: Sequence[Any]) -> tuple[Any, list[Any]]:

@@ -101,7 +101,7 @@ class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
         self.begin([])
 
     def begin(self, values: Sequence[Any]) -> None:
-        """Begin a trace, with these values of the known variables."""
+        """Begin a trace with these values of the known variables, in their order; nothing is changed or unknown yet."""
         self.state_mapping.update(zip(self._known, values, strict=False))
         #: Variables that were used and have no value here, by id.
         self.strangers = dict[int, Any]()
