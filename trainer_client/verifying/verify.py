@@ -198,6 +198,6 @@ def _named(digest: int | None) -> str:
 
 
 def _noter(progress: Progress, title: str) -> Callable[[int, int], None]:
-    """Return a function that shows the progress of a reading."""
+    """Add a task of this title to the progress, and return a function that shows how many of how many are done."""
     task = progress.add_task(title, total=None)
     return lambda done, of: progress.update(task, completed=done, total=of, description=f"{title}: {done} of {of}")
