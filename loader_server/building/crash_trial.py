@@ -235,10 +235,7 @@ class CrashTrial:
 
 
 def _unready(message: bytes | None, stream: Stream) -> str:
-    """Return why a child cannot try samples, given its first message; empty if it can.
-
-    Raise ValueError for a message that is no JSON, which no child of ours sends.
-    """
+    """Return why a child cannot try samples, given its first message; empty if it can."""
     if not message:
         return "a child that was not ready in time" if message is None else "a child that ended before it was ready"
     facts: dict[str, str] = json.loads(message)

@@ -121,7 +121,7 @@ def index_streams(
 
     If one fails, the finished ones are reported on standard error before the error is raised: DataError for data that
     cannot be indexed, SettingsError for settings that would stop the job at its start, a closed folder or a package
-    that is not installed, and MachineError if there is no room.
+    that is not installed, and MachineError if there is no room. ValueError of `_index_stream` passes through.
     """
     request = partial(IndexRequest, strict=strict, processes=processes, max_bad=job.settings.max_bad)
     reports = dict[str, IndexReport]()

@@ -218,7 +218,7 @@ class AttachedStream:
     def hear_worker(self, event: e.WorkerSent, now_s: float) -> bool:
         """Handle a worker's message; return False if it was not expected, or the connection serves no worker.
 
-        A Welcome, a refusal and an answer to a question are always expected.
+        A Welcome, a refusal and an answer to a question are always expected. ValueError of `learn` passes through.
         """
         match event.message:
             case m.Welcome() | m.Refused():

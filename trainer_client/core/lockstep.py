@@ -42,7 +42,10 @@ class Lockstep:
         self._opened: Opened | None = None
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
-        """Learn the epoch's number of batches from the coordinator's answer, and serve a reader that waits for it."""
+        """Learn the epoch's number of batches from the coordinator's answer, and serve a reader that waits for it.
+
+        ValueError of `learn` passes through.
+        """
         self.learn(answer.cursor.epoch, answer.cursor.group, answer.batches, now_s)
 
     def learn(self, epoch: int, group: int, batches: int, now_s: float) -> None:

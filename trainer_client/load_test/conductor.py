@@ -117,7 +117,7 @@ class _Process:
     def hear(self) -> None:
         """Read its messages; raise CrewError if it ended without a result.
 
-        A message that is cut at its end waits for the next call. Raise ValueError for a line that is no JSON.
+        A message that is cut at its end waits for the next call.
         """
         received = os.read(self.file, 2**20)
         if not received and self.result is None:

@@ -52,7 +52,8 @@ class RecordedSource(Source):
         """Return the bytes of each sample's recording or stretch, read when they are asked for.
 
         Raise an IndexError for a number that is no sample; reading raises a ReadError if a file is not the indexed one
-        or a remote one cannot be fetched, and an OSError if it cannot be opened or read.
+        or a remote one cannot be fetched, and an OSError if it cannot be opened or read. SettingsError and MachineError
+        of `read` pass through.
         """
         return map(self._recordings.read, [self.checked(sample) for sample in samples])
 
@@ -89,7 +90,8 @@ class RecordedSource(Source):
         """Return the bytes of each stretch; empty bytes where decoding has to seek in the file.
 
         Read whole samples if any chunk does not cut the audio. Reading raises a ReadError if a file is not the indexed
-        one or a remote one cannot be fetched, and an OSError if it cannot be opened or read.
+        one or a remote one cannot be fetched, and an OSError if it cannot be opened or read. SettingsError and
+        MachineError of `read_chunk` pass through.
         """
         if not all(_AUDIO in chunk.keys for chunk in chunks):
             return super().read_chunks(chunks)

@@ -158,7 +158,8 @@ class ManifestSource(RecordedSource):
         """Yield the bytes of each recording or stretch; empty bytes if decoding has to seek in the file.
 
         Raise a ReadError if the file is not the indexed one or cannot be fetched, an IndexError if a sample's number is
-        out of range, and an OSError if the file cannot be opened or read.
+        out of range, and an OSError if the file cannot be opened or read. SettingsError and MachineError of `read` pass
+        through.
         """
         return map(self._recordings.read, map(self.checked, samples))
 

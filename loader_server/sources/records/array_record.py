@@ -121,7 +121,8 @@ class ArrayRecordSource(FilesOfExamplesSource):
         """Yield the bytes of each record; raise a ReadError if it is damaged or its digest is not the indexed one.
 
         Raise an IndexError if a sample's number is out of range, a DataError if its file is no longer whole, a
-        ReadError if that cannot be fetched, and an OSError if it cannot be opened.
+        ReadError if that cannot be fetched, and an OSError if it cannot be opened. SettingsError and MachineError of
+        `_read` pass through.
         """
         return map(self._read, samples)
 

@@ -185,7 +185,7 @@ class TFRecordSource(FilesOfExamplesSource):
 
         Raise it too if its file has another size or cannot be fetched; raise an IndexError if a sample's number is out
         of range, an OSError if a local file cannot be opened, and a SettingsError if checksums are to be verified and
-        the library is missing.
+        the library is missing. MachineError of `_read` passes through.
         """
         return map(self._read, samples)
 

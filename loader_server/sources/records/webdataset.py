@@ -261,7 +261,7 @@ class WebDatasetSource(FileRecordsSource):
         """Yield the bytes of each sample's members, joined; raise a ReadError if the shard has changed.
 
         Raise it too if the shard cannot be fetched; raise an IndexError if a sample's number is out of range, and an
-        OSError if a local shard cannot be opened or read.
+        OSError if a local shard cannot be opened or read. SettingsError and MachineError of `_read` pass through.
         """
         return map(self._read, samples)
 

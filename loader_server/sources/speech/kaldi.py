@@ -251,7 +251,7 @@ class KaldiSource(ListedSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a table is gone or has changed since it was made.
 
-        Raise a ReadError if its store cannot be asked.
+        Raise a ReadError if its store cannot be asked. SettingsError of `open` passes through.
         """
         super().open(indexed)
         if self._features:
@@ -273,7 +273,7 @@ class KaldiSource(ListedSource):
 
         Raise a SampleError if audio cannot be decoded, or a ReadError if a file turns out not to be the indexed one; an
         OSError if audio has to be read from a file that cannot be opened, or a ValueError if the bytes of features do
-        not fit.
+        not fit. MachineError and SettingsError of `decode` pass through.
         """
         if not self._features:
             return super().decode(sample, raw)
