@@ -113,7 +113,7 @@ class Recipes(Mapping[str, StreamRecipe]):
         return len(self._read)
 
     def readable(self) -> Iterator[tuple[str, StreamRecipe]]:
-        """Yield the streams whose packages are installed, each with its recipe."""
+        """Yield the streams whose packages are installed, each with its recipe; the others are left out."""
         for name, recipe in self._read.items():
             if isinstance(recipe, StreamRecipe):
                 yield name, recipe

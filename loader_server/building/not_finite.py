@@ -40,7 +40,7 @@ NOT_FINITE = "not_finite"
 
 
 def float_keys(fields: Iterable[Field]) -> tuple[str, ...]:
-    """Return the keys whose values may be NaN or infinite."""
+    """Return the keys whose values may be NaN or infinite: those of floats, maybe none."""
     return tuple(field.key for field in fields if np.dtype(field.dtype).kind == "f")
 
 

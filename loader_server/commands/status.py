@@ -238,7 +238,10 @@ def _remote_rows(workers: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yield lines on what is not in the tables: what was cut, what fails, and what the bottleneck is."""
+    """Yield lines on what is not in the tables: what was cut, what fails, and what the bottleneck is.
+
+    There may be none.
+    """
     streams = report["streams"]
     for kind, count in report["cut"].items():
         yield f"and {count} more {kind}: the report is cut to what a message carries"

@@ -107,7 +107,7 @@ class Supervisor:
         return [child for _, child in self._staff()]
 
     def _staff(self) -> Iterator[tuple[ServedJob, Child]]:
-        """Yield each worker, with the job that it works for."""
+        """Yield each worker, with the job that it works for; places without a worker are left out."""
         for place in self.places:
             if place.child is not None and place.serves is not None:
                 yield place.serves, place.child

@@ -119,7 +119,7 @@ class LengthTally:
         )
 
     def dropped_by_reason(self) -> dict[str, int]:
-        """Return how many samples were dropped for each reason that occurred."""
+        """Return how many samples were dropped for each reason that occurred; empty if none was."""
         return {reason: int(count) for reason, count in zip(_REASONS, self.dropped, strict=False) if count}
 
 

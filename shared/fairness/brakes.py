@@ -85,7 +85,7 @@ def let_packets_in(opened: socket.socket) -> None:
 
 
 def too_fast(sent: Mapping[int, float]) -> list[int]:
-    """Return the connections that exceed their share, given how many bytes of each may still wait to be taken in."""
+    """Return the connections that exceed their share, maybe none, given how many bytes each may still have waiting."""
     waiting: Budget[int] = Budget(_MOST_BYTES)
     for fd, nbytes in sent.items():
         waiting.take(fd, int(nbytes))

@@ -326,7 +326,7 @@ class ElasticWorld:
         return len(self.members) < self.limits[1] and self.ranks + join.replicas <= room
 
     def _fresh(self, now_s: float) -> list[_Joiner]:
-        """Return the joiners that asked within the last heartbeat timeout: others may be gone."""
+        """Return the joiners, if any, that asked within the last heartbeat timeout: others may be gone."""
         return [joiner for joiner in self._joiners.values() if now_s - joiner.heard_s <= self._timeout_s]
 
     def _awaited(self) -> list[str]:

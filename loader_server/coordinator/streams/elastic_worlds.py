@@ -125,7 +125,10 @@ class Worlds:
         return self._settle(stream, world.leave(incarnation, self._room(stream), now_s)) if world is not None else []
 
     def end_runs(self, done: Iterable[Instruction]) -> list[Instruction]:
-        """End the world of each run whose final results are among `done`; return refusals for its waiting spares."""
+        """End the world of each run whose final results are among `done`; return refusals for its waiting spares.
+
+        Without such results, or without a world of that stream, nothing is done and [] returned.
+        """
         # Not before all ranks are done: the first to leave would otherwise end the world of the others in their last
         # step.
         facts = [order.fact for order in done if isinstance(order, Keep) and isinstance(order.fact, ResultsKept)]

@@ -162,7 +162,7 @@ class VirtualRows:
 
     @property
     def paths(self) -> list[str]:
-        """Return the other files that hold rows, by their paths beside `path`."""
+        """Return the other files that hold rows, by their paths beside `path`; empty if this one holds all."""
         return list(dict.fromkeys(part.path for part in self._parts if part.path != self._path))
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
