@@ -39,7 +39,7 @@ class FiniteCheck:
         self._log = Log("worker", stream=stream.name)
 
     def suspects(self, arrays: Mapping[str, NDArray[Any]]) -> set[str]:
-        """Return the keys whose values may not all be finite, by a fast test that may raise false alarms."""
+        """Return the keys whose values may not all be finite, by a fast test with false alarms; maybe none."""
         return {key for key in self._keys if not seems_finite(arrays[key])}
 
     def look(

@@ -65,7 +65,7 @@ def is_all_finite(values: NDArray[Any]) -> bool:
 
 
 def rows_not_finite(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the numbers of the rows that contain a NaN or infinite value."""
+    """Return the numbers of the rows that contain a NaN or infinite value; empty if all values are finite."""
     if seems_finite(values):
         return np.empty(0, np.int64)
     return np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))

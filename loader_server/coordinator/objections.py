@@ -227,7 +227,7 @@ def another_world(attach: m.Attach, other: m.Attach) -> m.NotAttached:
 
 
 def trained_on(attach: m.Attach, trainers: Sequence[m.Attach]) -> m.NotAttached:
-    """Refuse a load test, which would take the ranks of these trainers; the first 8 of them are named."""
+    """Return the refusal of a load test, which would take the ranks of these trainers; the first 8 are named."""
     names = ", ".join(sorted(map(_named, trainers))[:_MOST_NAMED])
     more = f" and {len(trainers) - _MOST_NAMED} more" if len(trainers) > _MOST_NAMED else ""
     return _not_attached(

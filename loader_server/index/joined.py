@@ -231,7 +231,7 @@ class SourceSet:
             rule.refuse_unknown(values, member.where)
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[OpenedSource, tuple[int, int]]]:
-        """Yield each member with samples from `start` to before `stop`, and the range in its own numbers."""
+        """Yield each member with samples from `start` to before `stop`, maybe none, and the range in its numbers."""
         for member, first, end in zip(self.opened, self._starts, self._starts[1:], strict=False):
             if start < end and stop > first:
                 yield member, (max(start - first, 0), min(stop, end) - first)

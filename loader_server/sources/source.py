@@ -302,7 +302,7 @@ class Source:
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """Return the lengths of all samples by the key of a raw sample: the columns called `length_<key>`."""
+        """Return the lengths of all samples by key, from the columns `length_<key>`; empty without such columns."""
         columns = self.indexed.numbers
         return {name.removeprefix("length_"): columns[name] for name in columns if name.startswith("length_")}
 
