@@ -146,7 +146,7 @@ def _be_forked(arguments: Sequence[str]) -> None:
     """Run what a child of the nursery is for: trials for a worker, or a command, which ends the process.
 
     A worker raises its OOM score first. Trials raise SystemExit if their parent has ended. Errors that are neither ours
-    nor refusals of the system are raised.
+    nor refusals of the system are raised. ValueError of `serve_trials` passes through.
     """
     from loader_server.building.crash_trial import TRIAL, serve_trials
     from loader_server.machine.processes import WORKER_OFFER, offer_once
@@ -176,7 +176,8 @@ def run_machine(options: argparse.Namespace) -> int:
     """Serve jobs until told to end, with a coordinator for each and the machine's workers; return the exit code.
 
     Raise MachineError if the system has no room for a process or its limits are too small, and what else keeps the
-    first jobs from being served. An error that a child has printed already only sets the exit code.
+    first jobs from being served. An error that a child has printed already only sets the exit code. Errors of
+    `_run_loaders` pass through.
     """
     refuse_small_limits()
     # The nursery first: a process with threads may hang when it forks, and fetching a bundle starts libzmq's threads.

@@ -113,7 +113,7 @@ class Recipes(Mapping[str, StreamRecipe]):
         return len(self._read)
 
     def readable(self) -> Iterator[tuple[str, StreamRecipe]]:
-        """Yield the streams whose packages are installed, each with its recipe."""
+        """Yield the streams whose packages are installed, each with its recipe; the others are left out."""
         for name, recipe in self._read.items():
             if isinstance(recipe, StreamRecipe):
                 yield name, recipe
@@ -223,7 +223,8 @@ class JobFile(JobFolder):
     def is_there(self, name: str) -> bool:
         """Return whether the stream can be opened now: not if its graph is awaited or not indexed yet.
 
-        Any other name always counts as there, even without an index.
+        Any other name always counts as there, even without an index. MissingLibraryError of `is_indexed` passes
+        through.
         """
         return name not in self.accepting or (self.graph_path(name).exists() and self.is_indexed(name))
 
@@ -244,7 +245,10 @@ class JobFile(JobFolder):
         return all((folder / "meta.json").exists() for folder in self.index_folders(self.recipes[name]))
 
     def _recipe(self, name: str) -> StreamRecipe:
-        """Return a stream's recipe; raise SettingsError for a mistake, MissingLibraryError if it needs a package."""
+        """Return a stream's recipe; raise SettingsError for a mistake, MissingLibraryError if it needs a package.
+
+        A filter, chunks and a source's table are read and checked here; nothing is opened.
+        """
         table, where = self.job.streams[name], f"{self.path}, [streams.{name}]"
         # A mixture's sources have tables of their own, so the stream itself has no settings of a source.
         kind = None if table.get("sources") else source_class(str(table.get("source", "no source")), where)

@@ -344,7 +344,11 @@ def _by_pair(metric: Metric, nested: Mapping[str, Mapping[str, float]]) -> Metri
 
 
 def _streams(streams: dict[str, dict[str, Any]], culprits: list[dict[str, Any]]) -> Iterator[MetricSamples]:
-    """Yield the metrics of streams, from the coordinator's status report."""
+    """Yield the metrics of streams, from the coordinator's status report.
+
+    Trained positions are left out for streams of evaluations, and elastic figures, results and sizes where there are
+    none.
+    """
     yield _by_stream(TRAINERS, streams, itemgetter("attached"))
     convicted = Counter(culprit["stream"] for culprit in culprits)
     yield MetricSamples(CULPRITS, {(name,): convicted[name] for name in streams})

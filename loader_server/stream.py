@@ -249,7 +249,7 @@ class Stream:
         return own if len(own) <= _LONGEST_IDENTITY else fingerprint(own.encode("utf-8", "backslashreplace"))
 
     def close(self) -> None:
-        """Close the sources."""
+        """Close the sources, all of a mixture as well. What a source raises passes through."""
         self.source.close()
 
 

@@ -165,7 +165,10 @@ class AllowedKeys:
         return True
 
     def _read(self, files: dict[Path, tuple[int, ...]]) -> None:
-        """Replace the table by the keys in these files; leave out and log unusable keys, and keys without a role."""
+        """Replace the table by the keys in these files; leave out and log unusable keys, and keys without a role.
+
+        Warn of folders that everybody may write to. A key in the folders of several roles has all of them.
+        """
         for folder in sorted({self._folder, *(path.parent for path in files)}):
             if _is_open_to_all(folder, stat.S_IWOTH):
                 self._log.warning("everybody on this machine may let keys in: chmod o-w", folder=folder)

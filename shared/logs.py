@@ -23,7 +23,7 @@ class Log:
         self._bound = bound
 
     def bind(self, **more: object) -> Log:
-        """Return a logger with these fields bound as well."""
+        """Return a logger that writes these fields with each line as well; they replace bound ones of the same name."""
         return Log(self._logger.name.removeprefix("stoker."), **{**self._bound, **more})
 
     def debug(self, event: str, **fields: object) -> None:

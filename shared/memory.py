@@ -89,7 +89,7 @@ class SlotMemory:
         return not self.why_not_shared
 
     def slot(self, slot: int) -> NDArray[np.uint8]:
-        """Return a view of all bytes of a slot."""
+        """Return a writable view of all bytes of a slot; the memory must be open, and the number one of a slot."""
         assert self._bytes is not None, "closed"
         start = _PAGE + slot * self.slot_bytes
         return self._bytes[start : start + self.slot_bytes]

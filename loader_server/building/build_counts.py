@@ -64,7 +64,7 @@ class BuildCounts:
     not_finite: Counter[str] = field(default_factory=Counter)
 
     def add(self, built: Built, nbytes: int) -> None:
-        """Add one built batch of `nbytes` payload bytes to the sums."""
+        """Add a built batch of `nbytes` payload bytes to all sums: times, cells, samples and non-finite values."""
         self.batches += 1
         self.nbytes += nbytes
         self.read_us += built.read_us

@@ -199,7 +199,7 @@ class BuildThread:
     def _take_next(self) -> bool:
         """Wait for the next build, and carry it out or postpone it; return False at the end, otherwise True.
 
-        Return True without a build when postponed builds are due a look.
+        Return True without a build when postponed builds are due a look. ReadError of `_take_in` passes through.
         """
         try:
             while not self._at_hand:
@@ -218,7 +218,7 @@ class BuildThread:
         """Put the build at hand; if it has to be read, have a reader prepare it, and wait a moment for it.
 
         Nothing is read for a cancelled build, or for None, which ends the queue. After a read that did not end at once,
-        the next `_UNWAITED` reads are not waited for.
+        the next `_UNWAITED` reads are not waited for. ReadError of `submit` passes through.
         """
         self._at_hand.append(build)
         if build is None or not build.reads or build.cancelled:
@@ -232,7 +232,10 @@ class BuildThread:
             self._unwaited = _UNWAITED
 
     def _take_turn(self, build: Build) -> None:
-        """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones."""
+        """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones.
+
+        Announce what is finished first if this build may block. A postponed build is put aside with the others.
+        """
         # Announce finished batches now: this build may block for long, and they would lie there unseen meanwhile.
         if self._holds_back and build.may_wait:
             self._announce()
@@ -312,7 +315,8 @@ class BuildThread:
         """Try the batch's samples in a child process; yield those convicted of killing, hanging or exhausting it.
 
         Known culprits are skipped, also those that other workers report while the trial runs, and all samples once the
-        build is cancelled. Raise MachineError for the first sample that cannot be judged.
+        build is cancelled. Raise MachineError for the first sample that cannot be judged. OSError of `try_samples`
+        passes through.
         """
         assert prepared.raw is not None
         # A generator, so that each condition is looked at just before the sample is tried.

@@ -146,7 +146,10 @@ class Builder:
             return plan
 
     def planned(self, want: Want) -> PlannedBatch:
-        """Return the wanted batch from the plan; raise DataError if its number is beyond the epoch's end."""
+        """Return the wanted batch from the plan; raise DataError if its number is beyond the epoch's end.
+
+        IndexError of `batch` passes through.
+        """
         epoch = self._get_epoch(want.epoch, want.group)
         if want.number >= epoch.batches:
             raise DataError(

@@ -261,6 +261,7 @@ def serve_trials(arguments: Sequence[str]) -> None:
     """Run as a trial's child process: open the job, then try samples until the worker closes the socket.
 
     If the job cannot be opened, send the error to the worker and return. Raise SystemExit if the parent has ended.
+    ValueError of `free_room` passes through.
     """
     _, job_path, name, parent, _, answers = arguments
     # Ctrl-C reaches the whole process group; it is the worker that ends its children.

@@ -20,7 +20,7 @@ KILLS = "kills_decoder"
 
 
 def kills(name: str) -> SampleError:
-    """Return the error that masks a known culprit."""
+    """Return the SampleError, of reason KILLS, that masks a known culprit by this name."""
     return SampleError(
         reason=KILLS,
         expected="a sample that can be decoded",

@@ -60,6 +60,6 @@ class Deadline:
             self._set_timer(self._longest_s)
 
     def end(self) -> None:
-        """Stop the timer after the last step."""
+        """Stop the timer after the last step, so that no signal comes any more."""
         self._again_ns = 0
         self._set_timer(0)

@@ -24,7 +24,7 @@ class Fallbacks:
         self._log = Log("worker", stream=stream)
 
     def count(self, reason: str) -> None:
-        """Count one fallback for this reason."""
+        """Add one to the fallbacks for this reason, and raise KeyError for a reason that is not a known one."""
         self.counts[reason] += 1
 
     def note_defect(self, error: BaseException) -> None:

@@ -39,7 +39,7 @@ class FiniteCheck:
         self._log = Log("worker", stream=stream.name)
 
     def suspects(self, arrays: Mapping[str, NDArray[Any]]) -> set[str]:
-        """Return the keys whose values may not all be finite, by a fast test that may raise false alarms."""
+        """Return the keys whose values may not all be finite, by a fast test with false alarms; maybe none."""
         return {key for key in self._keys if not seems_finite(arrays[key])}
 
     def look(
@@ -52,7 +52,7 @@ class FiniteCheck:
         """Return how many samples have NaN or infinite values, by key, for those `suspects` that any sample has.
 
         Warn of the first sample of each key, once. If the job masks such samples, clear their places and call `note`
-        once for each.
+        once for each. Errors of the source's `name` pass through.
         """
         looked_through = {key: places.not_finite(key) for key in self._keys if key in suspects}
         found = {key: unfit for key, unfit in looked_through.items() if unfit}

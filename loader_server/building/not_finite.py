@@ -40,7 +40,7 @@ NOT_FINITE = "not_finite"
 
 
 def float_keys(fields: Iterable[Field]) -> tuple[str, ...]:
-    """Return the keys whose values may be NaN or infinite."""
+    """Return the keys whose values may be NaN or infinite: those of floats, maybe none."""
     return tuple(field.key for field in fields if np.dtype(field.dtype).kind == "f")
 
 
@@ -57,12 +57,15 @@ def seems_finite(values: NDArray[Any]) -> bool:
 
 
 def is_all_finite(values: NDArray[Any]) -> bool:
-    """Return whether all values are finite."""
+    """Return whether no value is NaN or infinite; True for an empty array.
+
+    Values must be numeric, or NumPy raises TypeError.
+    """
     return bool(np.isfinite(values).all())
 
 
 def rows_not_finite(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the numbers of the rows that contain a NaN or infinite value."""
+    """Return the numbers of the rows that contain a NaN or infinite value; empty if all values are finite."""
     if seems_finite(values):
         return np.empty(0, np.int64)
     return np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))

@@ -90,6 +90,6 @@ class Quarantine:
             self._torn = b"\n" if data else b""
 
     def close(self) -> None:
-        """Close the file, if it was opened; call it only once."""
+        """Close the file, if it was opened; call it only once, and note nothing afterwards."""
         if self._file is not None:
             os.close(self._file)

@@ -135,7 +135,7 @@ class PendingRead(Generic[T]):
         return not self._waited
 
     def late(self, timeout_s: float) -> ReadError:
-        """Return the error for a read that missed its deadline."""
+        """Return a ReadError for a read over its deadline: it names the sample in hand, if any, and the timeout."""
         return ReadError(
             expected=f"to read the sample within {timeout_s:g} s (build_timeout)",
             got="a read that was still going on",
@@ -260,6 +260,7 @@ class LookAhead:
 
         Return at once if another thread is doing so; stop early once the source can take no more, and after
         `_MOST_BATCHES_AHEAD` batches. Samples announced before and those that `unkept` filters out are left out.
+        ReadError and MachineError of `looks_ahead` pass through.
         """
         # Readers call this after each batch. One of them is enough, and a hint is not worth waiting for.
         if not self._source.looks_ahead() or not self._lock.acquire(blocking=False):

@@ -81,7 +81,10 @@ def lines_of(notes: Facts) -> Iterator[str]:
 
 
 def _letters_line(counts: Facts) -> str:
-    """Return how many letters are dropped, masked or folded, or why that is not known."""
+    """Return how many letters are dropped, masked or folded, or why that is not known.
+
+    Which letters are dropped is listed by frequency, with the number of samples that hold them.
+    """
     if "not_counted" in counts:
         return f"letters not counted: {counts['not_counted']}"
     masks = counts["unknown"] == "mask"

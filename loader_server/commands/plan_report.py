@@ -167,7 +167,7 @@ def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
     """Return the batches of an epoch that a sample is in, and the samples that it shares them with.
 
     There are none if the sample is dropped, or in another part of the data. `sample` must be one of the stream, and
-    batches come in such groups; nothing checks either.
+    batches come in such groups; nothing checks either. IndexError of `batch` passes through.
     """
     opened = plan.epoch(epoch, group)
     seats = []

@@ -171,6 +171,7 @@ class _Gatherer:
         """Return the moments of these samples; those that cannot be used are counted, those without a step add none.
 
         Raise ReadError if a sample cannot be read, SettingsError if the key is no array, MemoryError if memory ran out.
+        OSError of `read_patiently` passes through.
         """
         moments, bad = None, Counter[str]()
         for sample, raw in zip(piece, read_patiently(self._joined.source.read, piece, bool), strict=True):
@@ -185,7 +186,7 @@ class _Gatherer:
     def _values(self, sample: int, raw: bytes) -> NDArray[np.generic]:
         """Return the key's array after transforms; raise SampleError for a bad sample, SettingsError for no array.
 
-        Raise ReadError if the machine failed, MemoryError if memory ran out.
+        Raise ReadError if the machine failed, MemoryError if memory ran out. DataError of `chain` passes through.
         """
         made = decoded(self._joined.source, sample, raw)
         for _, stage in self.chain.stages(made, (self.job.settings.seed, 0, sample)):

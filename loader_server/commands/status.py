@@ -198,7 +198,7 @@ def _verifier_rows(streams: dict[str, Any]) -> list[list[str]]:
 
 
 def _result_rows(streams: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield the rows on losses and metrics over all ranks."""
+    """Yield a row for each result over all ranks: title, epoch, step, samples, values; none without results."""
     for name, stream in streams.items():
         for title, results in _results_of(name, stream):
             values = ", ".join(f"{key} {_number(value)}" for key, value in results["values"].items())
@@ -238,7 +238,10 @@ def _remote_rows(workers: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yield lines on what is not in the tables: what was cut, what fails, and what the bottleneck is."""
+    """Yield lines on what is not in the tables: what was cut, what fails, and what the bottleneck is.
+
+    There may be none.
+    """
     streams = report["streams"]
     for kind, count in report["cut"].items():
         yield f"and {count} more {kind}: the report is cut to what a message carries"

@@ -1,7 +1,7 @@
 """The rules that every source has to keep, as checks that anybody can run on their own source.
 
-Rules: a check is a function whose docstring is its title; it says what it expected and what it got, with the sample's
-number. One that fails does not keep others from being tried.
+Rules: a check is a function whose docstring begins with its title; it says what it expected and what it got, with the
+sample's number. One that fails does not keep others from being tried.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def check_source(
 
 
 def _result(check: Callable[[ExaminedSource], None], examined: ExaminedSource) -> CheckResult:
-    name = " ".join((check.__doc__ or "").split()).rstrip(".")
+    name = " ".join((check.__doc__ or "").partition("\n\n")[0].split()).rstrip(".")
     try:
         check(examined)
     except NotTried as why:
@@ -92,7 +92,10 @@ def _result(check: Callable[[ExaminedSource], None], examined: ExaminedSource) -
 
 
 def _same_index(examined: ExaminedSource) -> None:
-    """The index is the same with 1 process and with 3, and however large the pieces are."""
+    """The index is the same with 1 process and with 3, and however large the pieces are.
+
+    Raise a Violation if fingerprint, rows, bad rows or columns differ. Errors of making it pass through.
+    """
     # Pieces of 1 and 3 rows end at other rows than the source's own, so what depends on a piece's end shows.
     first, place = examined.indexed(1, 0)
     for processes, rows in ((1, 1), (1, 3), (3, 2)):
@@ -109,21 +112,31 @@ def _columns(index: Path) -> dict[str, bytes]:
 
 
 def _rows_count(examined: ExaminedSource) -> None:
-    """Every row is a sample or a bad row, and there are as many as the survey says."""
+    """Every row is a sample or a bad row, and there are as many as the survey says.
+
+    Raise a Violation with both counts if they differ. What making the index and the survey raise passes through.
+    """
     report, _ = examined.indexed(1, 0)
     total = examined.case.spec.make().survey().total
     require(total == report.rows, f"the survey says {total} rows, the pieces have {report.rows}")
 
 
 def _plain_facts(examined: ExaminedSource) -> None:
-    """What the survey says may be written as JSON, and a process gets settings and pieces."""
+    """What the survey says may be written as JSON, and a process gets settings and pieces.
+
+    Raise a Violation if JSON gives back other values for the survey's `origin` or `about`. What the survey raises, and
+    a TypeError for values that JSON cannot hold, pass through.
+    """
     inventory = examined.case.spec.make().survey()
     for facts in (inventory.origin, inventory.about):
         require(json.loads(json.dumps(facts)) == facts, f"{facts!r} is not what JSON gives back")
 
 
 def _lengths(examined: ExaminedSource) -> None:
-    """Lengths in the index are those of the decoded samples."""
+    """Lengths in the index are those of the decoded samples.
+
+    Raise a Violation for the first that is missing or differs. Errors of the source pass through.
+    """
     lengths = examined.source.lengths
     for sample, values in examined.decoded.items():
         for key, column in lengths.items():
@@ -138,13 +151,20 @@ def _length_of(value: Any) -> int:
 
 
 def _padded_have_lengths(examined: ExaminedSource) -> None:
-    """Every padded field has its length in the index."""
+    """Every padded field has its length in the index.
+
+    Raise a Violation with the first key that has none. Errors of the source pass through.
+    """
     for field in examined.source.fields:
         require(not field.padded or field.key in examined.source.lengths, f'the index has no length of "{field.key}"')
 
 
 def _bad_rows(examined: ExaminedSource) -> None:
-    """Bad rows are named with their place and the reason."""
+    """Bad rows are named with their place and the reason.
+
+    Raise a Violation also if the reason is no word in small letters or the counts are not the case's; raise NotTried if
+    there is no bad row and the case gives no counts. Errors of the source pass through.
+    """
     report, _ = examined.indexed(1, 0)
     for row in report.bad:
         require(row.where and row.line >= 0 and row.detail, f"{row} lacks a place or a detail")
@@ -156,7 +176,11 @@ def _bad_rows(examined: ExaminedSource) -> None:
 
 
 def _unknown_setting(examined: ExaminedSource) -> None:
-    """An unknown setting is refused, and the nearest named."""
+    """An unknown setting is refused, and the nearest named.
+
+    Take the first name of more than three letters without its last. Raise a Violation if it is accepted, or refused
+    without the right name in the message; raise NotTried if no setting has such a name.
+    """
     kind = type(examined.case.spec.settings)
     names = [setting.name for setting in fields(kind) if len(setting.name) > 3]
     if not names:
@@ -174,7 +198,10 @@ def _unknown_setting(examined: ExaminedSource) -> None:
 
 
 def _fields(examined: ExaminedSource) -> None:
-    """Every decoded sample has the dtypes and shapes that the fields say."""
+    """Every decoded sample has the dtypes and shapes that the fields say.
+
+    Raise a Violation for the first value that is missing or differs. Errors of the source pass through.
+    """
     for field, (sample, values) in itertools.product(examined.source.fields, examined.decoded.items()):
         value = values.get(field.key)
         if not isinstance(value, np.ndarray | np.generic):
@@ -187,7 +214,10 @@ def _fields(examined: ExaminedSource) -> None:
 
 
 def _any_order(examined: ExaminedSource) -> None:
-    """Samples may be read in any order."""
+    """Samples may be read in any order.
+
+    Raise a Violation for a sample that has other bytes in a mixed order. Errors of the source pass through.
+    """
     _require_same_bytes(examined, _mixed(examined.numbers, 0), "after others")
 
 
@@ -205,14 +235,20 @@ def _require_same_bytes(examined: ExaminedSource, samples: Sequence[int], how: s
 
 
 def _many_at_once(examined: ExaminedSource) -> None:
-    """Reading many samples at once gives what reading one at a time gives, and no sample may be none."""
+    """Reading many samples at once gives what reading one at a time gives, and no sample may be none.
+
+    Raise a Violation for other bytes, also when some are read twice. Errors of the source pass through.
+    """
     require(read_all(examined.source, []) == [], "read([]) gives something")
     # Some samples twice, as a mixture may repeat them.
     _require_same_bytes(examined, [*examined.numbers, *examined.numbers[:3]], "with others")
 
 
 def _from_threads(examined: ExaminedSource) -> None:
-    """Several threads may read at the same time."""
+    """Several threads may read at the same time.
+
+    Raise a Violation if one of four, each in an order of its own, gets other bytes. Errors of the source pass through.
+    """
     _ = examined.raw  # read alone, before the threads
     # All threads begin at once, or the first might be done before the last starts.
     start = threading.Barrier(_THREADS)
@@ -227,7 +263,11 @@ def _from_threads(examined: ExaminedSource) -> None:
 
 
 def _decoding_again(examined: ExaminedSource) -> None:
-    """Decoding again gives the same, also after a transform has changed the values in place."""
+    """Decoding again gives the same, also after a transform has changed the values in place.
+
+    Raise a Violation for an array that cannot be written to, and for a sample that decodes to other values after its
+    arrays were cleared. Errors of the source pass through.
+    """
     for sample, raw in examined.raw.items():
         for value in examined.source.decode(sample, raw).values():
             if isinstance(value, np.ndarray) and value.ndim:
@@ -239,7 +279,11 @@ def _decoding_again(examined: ExaminedSource) -> None:
 
 
 def _decoding_all(examined: ExaminedSource) -> None:
-    """Decoding many samples at once gives what decoding one at a time gives."""
+    """Decoding many samples at once gives what decoding one at a time gives.
+
+    Raise a Violation if `decode_all` gives other keys, another number of values, or another value than decoding one
+    sample; raise NotTried if it returns None. Errors of the source pass through.
+    """
     numbers = [*examined.numbers, *examined.numbers[:3]]
     columns = examined.source.decode_all(numbers, [examined.raw[sample] for sample in numbers])
     if columns is None:
@@ -261,7 +305,11 @@ def _values_in(column: Column) -> list[Any]:
 
 
 def _gathering(examined: ExaminedSource) -> None:
-    """Writing whole batches at once gives the bytes that decoding each sample gives."""
+    """Writing whole batches at once gives the bytes that decoding each sample gives.
+
+    Raise a Violation for the first difference, NotTried if the source does not gather. Errors of the source pass
+    through.
+    """
     source = examined.source
     if not source.gathers:
         raise NotTried("this source does not write whole batches")
@@ -288,7 +336,11 @@ def _require_gathered(field: Field, sample: int, value: Any, row: Mapping[str, A
 
 
 def _chunks(examined: ExaminedSource) -> None:
-    """Reading stretches of samples gives what cutting whole samples gives."""
+    """Reading stretches of samples gives what cutting whole samples gives.
+
+    Cut the first ten samples in two along each measured key that is not a rate. Raise a Violation for the first stretch
+    that differs; raise NotTried if no key is left. Errors of the source pass through.
+    """
     source, rates = examined.source, rate_keys(examined.source.lengths)
     lengths = {key: column for key, column in source.lengths.items() if key not in rates}
     if not lengths:
@@ -304,7 +356,11 @@ def _chunks(examined: ExaminedSource) -> None:
 
 
 def _names(examined: ExaminedSource) -> None:
-    """Every sample has a name and a place for people."""
+    """Every sample has a name and a place for people.
+
+    Raise a Violation if a name is empty or no string, or a place no string and number. Errors of the source pass
+    through.
+    """
     for sample in examined.numbers:
         name, place = examined.source.name(sample), examined.source.place(sample)
         require(isinstance(name, str) and name, f"sample {sample} is called {name!r}")
@@ -312,7 +368,11 @@ def _names(examined: ExaminedSource) -> None:
 
 
 def _identities(examined: ExaminedSource) -> None:
-    """Identities are texts, the same each time, and shared by equal samples only."""
+    """Identities are texts, the same each time, and shared by equal samples only.
+
+    Raise a Violation if an identity is empty or no string, differs in a source opened again, or is shared by samples of
+    other contents. Errors of the source pass through.
+    """
     known: dict[str, int] = {}
     again = examined.open()
     for sample in examined.numbers:
@@ -326,14 +386,21 @@ def _identities(examined: ExaminedSource) -> None:
 
 
 def _parts(examined: ExaminedSource) -> None:
-    """Parts begin with sample 0 and rise."""
+    """Parts begin with sample 0 and rise.
+
+    Raise a Violation also if the last begins behind the last sample. Errors of the source pass through.
+    """
     parts = examined.source.parts
     rising = all(part < later for part, later in itertools.pairwise(parts))
     require(parts[0] == 0 and rising and parts[-1] < examined.source.samples, f"got {parts}")
 
 
 def _out_of_range(examined: ExaminedSource) -> None:
-    """Numbers that no sample has are refused."""
+    """Numbers that no sample has are refused.
+
+    IndexError and StokerError count as refused. Raise a Violation if -1, the number of samples or a larger number can
+    be read and decoded, or named; any other error passes through.
+    """
     source, total = examined.source, examined.source.samples
     uses = {"read and decoded": lambda n: source.decode(n, read_all(source, [n])[0]), "named": source.name}
     # -1 is the last one of a list: a source that passes the number on would serve it.
@@ -349,7 +416,10 @@ def _out_of_range(examined: ExaminedSource) -> None:
 
 
 def _opening_again(examined: ExaminedSource) -> None:
-    """Opening again gives the same samples."""
+    """Opening again gives the same samples.
+
+    Raise a Violation for other fields, bytes, contents or names. Errors of the source pass through.
+    """
     again = examined.open()
     require(again.fields == examined.source.fields, "other fields")
     for sample, raw in zip(examined.numbers, read_all(again, examined.numbers), strict=True):
@@ -360,7 +430,11 @@ def _opening_again(examined: ExaminedSource) -> None:
 
 
 def _elsewhere(examined: ExaminedSource) -> None:
-    """A new process that gets name and settings makes the same of every sample."""
+    """A new process that gets name and settings makes the same of every sample.
+
+    Raise a Violation for the first that differs in a spawned process. Errors of the source pass through, from there
+    too.
+    """
     _, index = examined.indexed(1, 0)
     # Not forked: it would inherit what this process has read and opened, and a source may lean on that.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
@@ -370,7 +444,11 @@ def _elsewhere(examined: ExaminedSource) -> None:
 
 
 def _nothing_open(examined: ExaminedSource) -> None:
-    """Nothing is left open."""
+    """Nothing is left open.
+
+    Raise a Violation with files that are open only after a source was used and closed. Errors of the source pass
+    through.
+    """
     gc.collect()
     # Counted after a collection: garbage of earlier checks must not close files in between.
     before = _open_files()
@@ -393,7 +471,11 @@ def _open_files() -> set[str]:
 
 
 def _changed_data(examined: ExaminedSource) -> None:
-    """Data that changed since they were indexed are refused."""
+    """Data that changed since they were indexed are refused.
+
+    Raise a Violation if the same data have two stamps, changed data keep theirs, or using them raises neither DataError
+    nor OSError; raise NotTried if the case cannot change its data. Other errors pass through.
+    """
     if examined.case.change is None:
         raise NotTried("no way to change these data was given")
     _ = examined.contents  # opened and read once, so that a refusal below is due to the change

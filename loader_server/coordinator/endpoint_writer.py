@@ -54,6 +54,6 @@ class EndpointWriter:
             self._written, self._problem = endpoint, ""
 
     def close(self) -> None:
-        """Remove the file; ignore it if the file cannot be removed."""
+        """Remove the file, so that nobody finds an ended coordinator; ignore one that cannot be removed."""
         with contextlib.suppress(OSError):
             self._file.unlink(missing_ok=True)

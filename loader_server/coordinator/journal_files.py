@@ -171,7 +171,7 @@ class JournalFiles:
         return self._paths[-1]
 
     def close(self) -> None:
-        """Stop watching the files."""
+        """Close the descriptors by which the files are watched; may be called again."""
         for file in self._files.values():
             os.close(file.descriptor)
         self._files.clear()

@@ -61,7 +61,7 @@ _MOST_NAMED = 8
 
 
 def another_job(request: m.Attach | m.Join, job: str) -> m.NotAttached:
-    """Refuse a trainer of another job."""
+    """Return the refusal of a trainer that named another job than this one."""
     return _not_attached(
         request,
         "job",
@@ -72,7 +72,7 @@ def another_job(request: m.Attach | m.Join, job: str) -> m.NotAttached:
 
 
 def no_such_stream(request: m.Attach | m.Join, streams: Iterable[str]) -> m.NotAttached:
-    """Refuse a stream name that the job does not have."""
+    """Return the refusal of a stream name that the job does not have, with the names that it has."""
     names = ", ".join(f'"{name}"' for name in streams)
     return _not_attached(
         request,
@@ -121,7 +121,7 @@ def world_misfit(attach: m.Attach, cursor: Cursor, *, carries: bool) -> m.NotAtt
 
 
 def no_such_rank(attach: m.Attach) -> m.NotAttached:
-    """Refuse ranks outside the trainer's own world."""
+    """Return the refusal of a trainer whose ranks reach beyond its own world."""
     return _not_attached(
         attach,
         "rank",
@@ -148,7 +148,7 @@ def group_misfit(attach: m.Attach, objection: SettingsError) -> m.NotAttached:
 
 
 def no_such_batch(attach: m.Attach, cursor: Cursor, batches: int) -> m.NotAttached:
-    """Refuse a cursor past the end of its epoch."""
+    """Return the refusal of a cursor past the end of its epoch, which has `batches` batches."""
     return _not_attached(
         attach,
         "cursor",
@@ -216,7 +216,7 @@ def epochs_out_of_order(attach: m.Attach) -> m.NotAttached:
 
 
 def another_world(attach: m.Attach, other: m.Attach) -> m.NotAttached:
-    """Refuse a world other than that of a rank that is alive."""
+    """Return the refusal of a world of another size than that of `other`, a rank that is alive."""
     return _not_attached(
         attach,
         "world",
@@ -227,7 +227,7 @@ def another_world(attach: m.Attach, other: m.Attach) -> m.NotAttached:
 
 
 def trained_on(attach: m.Attach, trainers: Sequence[m.Attach]) -> m.NotAttached:
-    """Refuse a load test, which would take the ranks of these trainers; the first 8 of them are named."""
+    """Return the refusal of a load test, which would take the ranks of these trainers; the first 8 are named."""
     names = ", ".join(sorted(map(_named, trainers))[:_MOST_NAMED])
     more = f" and {len(trainers) - _MOST_NAMED} more" if len(trainers) > _MOST_NAMED else ""
     return _not_attached(
@@ -250,7 +250,7 @@ def gives_way(attach: m.Attach) -> m.Refused:
 
 
 def another_cursor(attach: m.Attach, cursor: Cursor, other: m.Attach, theirs: Cursor) -> m.NotAttached:
-    """Refuse a position other than that of a rank that is alive."""
+    """Return the refusal of a position other than `theirs`, where `other`, a rank that is alive, started."""
     return _not_attached(
         attach,
         "cursor",
@@ -307,7 +307,7 @@ def other_limits(join: m.Join, least: int, most: int) -> m.NotAttached:
 
 
 def run_ended(join: m.Join) -> m.NotAttached:
-    """Refuse a place because the run is over."""
+    """Return the refusal, of code "ended", of a trainer that asks for a place in a run that is over."""
     return _not_attached(join, "ended", "a run that goes on", "one that came to its end", "Nothing is left to do.")
 
 

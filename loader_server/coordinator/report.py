@@ -199,7 +199,10 @@ class Comings:
         yield self._line(member)
 
     def _take_due(self, now_s: float) -> Iterator[_Line]:
-        """Allow new lines about members whose pause is over; yield one for each that changed during its pause."""
+        """Allow new lines about members whose pause is over; yield one for each that changed during its pause.
+
+        Nothing is yielded if none did.
+        """
         # A worker that comes and goes all the time would otherwise fill the log.
         for member in [member for member, logged_s in self._logged_s.items() if now_s - logged_s >= _PAUSE_S]:
             del self._logged_s[member]

@@ -346,7 +346,7 @@ class Coordinator:
         return instructions
 
     def _bear(self, identity: zmq.Frame) -> None:
-        """Count a message that made no progress against its sender."""
+        """Count a message that made no progress against its sender's patience and for the brakes."""
         self._patience.bear(identity.bytes)
         self.doors.brakes.note_useless(identity)
 
@@ -495,6 +495,6 @@ def _refuse_incomplete(leases: list[str]) -> None:
 
 
 def _latest(orders: list[Send]) -> list[Send]:
-    """Drop all but the last list of workers for each peer: when a fleet starts, workers register by the dozen."""
+    """Drop all but the last list of workers, if any, for each peer: in a fleet, workers register by the dozen."""
     last = {order.peer: order for order in orders if isinstance(order.message, m.Members)}
     return [order for order in orders if not isinstance(order.message, m.Members) or last[order.peer] is order]

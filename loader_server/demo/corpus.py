@@ -123,7 +123,10 @@ def facts_of(folder: Path) -> CorpusFacts | None:
 
 
 def utterance(number: int, seed: int = 0) -> Utterance:
-    """Return recording `number` of a corpus, as it is before encoding."""
+    """Return recording `number` of a corpus, as it is before encoding.
+
+    The same number and seed give the same digits and float32 samples, of 0.1 to 0.9 at the peak.
+    """
     chances = _Chances(key_of("demo corpus", seed, number))
     target_s = float(np.clip(_MEDIAN_S * np.exp(_SPREAD * chances.normal()), _SHORTEST_S, _LONGEST_S))
     digits, tones_s, gaps_s = _spoken(chances, target_s)
@@ -147,7 +150,7 @@ class _Chances:
         self._drawn = 0
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """Return `count` numbers in [0, 1)."""
+        """Return the next `count` numbers in [0, 1) of this key's sequence, and go on behind them."""
         words = hashed(np.arange(self._drawn, self._drawn + count, dtype=np.uint64), self._key)
         self._drawn += count
         numbers: NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -164,7 +167,10 @@ class _Chances:
 
 
 def _spoken(chances: _Chances, target_s: float) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return digits, the seconds of each one's tone, and of the pause after it, of about `target_s` in all."""
+    """Return digits, the seconds of each one's tone, and of the pause after it, of about `target_s` in all.
+
+    At least one digit comes back.
+    """
     digits = (10 * chances.uniform(_MOST_DIGITS)).astype(np.int64)
     tempo = chances.between(0.7, 1.6)
     tones_s = tempo * (0.09 + 0.10 * chances.uniform(_MOST_DIGITS))

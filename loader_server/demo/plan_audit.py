@@ -60,12 +60,16 @@ class Audit:
         return _padding(self._cells, self._filled)
 
     def add(self, step: Step) -> None:
-        """Count a step of the current epoch, and note its shape."""
+        """Keep a step of the current epoch until `settle` compares it with the plan, and note its shape."""
         self._open.append(step)
         self.shapes.add(step.shape)
 
     def settle(self, planned: Sequence[Sequence[int]]) -> Settled:
-        """End the epoch and compare its steps with `planned`, the samples of each of its batches in order."""
+        """End the epoch and compare its steps with `planned`, the samples of each of its batches in order.
+
+        Return how many samples are missing or come too often, whether batches are in plan order, and the padding; add
+        all to the sums of epochs.
+        """
         steps, self._open = self._open, []
         expected = Counter(tag for batch in planned for tag in batch)
         seen = Counter(tag for step in steps for tag in step.tags)

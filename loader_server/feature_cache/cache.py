@@ -84,7 +84,7 @@ class FeatureCache:
             self._store.put(sample, self._stream.identity(sample), blob)
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the store's files in this process; kept samples stay for others, and closing again does nothing."""
         self._store.close()
 
 

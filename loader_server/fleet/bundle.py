@@ -156,7 +156,10 @@ class Bundle:
         self.manifest = dataclasses.replace(self.manifest, files=(*files[:first], *graph, *files[first:]))
 
     def _open(self, name: str, path: Path) -> BundleFile:
-        """Open a file, hash it and its pieces, and leave it open; raise OSError if it cannot be read."""
+        """Open a file, hash it and its pieces, and leave it open; raise OSError if it cannot be read.
+
+        A file of this name that a failed try left open is closed.
+        """
         if name in self._descriptors:  # left by a try that failed
             os.close(self._descriptors.pop(name))
         descriptor = self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -184,7 +187,7 @@ class Bundle:
         return content if len(content) == place.nbytes else None
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files that pieces are read from; may be called again."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()

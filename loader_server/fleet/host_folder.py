@@ -153,7 +153,7 @@ class HostFolder:
         raise AssertionError
 
     def close(self) -> None:
-        """Release the folder for another process."""
+        """Close the descriptor that locks the folder, so that another process can take it; call it only once."""
         os.close(self._descriptor)
 
     def __enter__(self) -> Self:

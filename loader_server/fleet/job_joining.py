@@ -134,7 +134,8 @@ def fetch(settings: JoinSettings, into: Path | None = None) -> None:
     """Fetch what is missing; if `into` is a host's folder, bring it up to date as well.
 
     To be called by the process that has that folder, or on its behalf. Raise as `join` does, and DataError if another
-    job is served there now, or if `into` lacks this host's settings.
+    job is served there now, or if `into` lacks this host's settings. SettingsError of `beside` and LostError and
+    MachineError of `_whole_bundle` pass through.
     """
     with _whole_bundle(settings) as (manifest, bundle):
         if into is None:
@@ -154,7 +155,7 @@ def fetch(settings: JoinSettings, into: Path | None = None) -> None:
 def _whole_bundle(settings: JoinSettings) -> Iterator[tuple[Manifest, BundleFolder]]:
     """Hold the lock of the bundles with the coordinator's bundle complete; remove old bundles at the end.
 
-    Raise as `join` does.
+    Raise as `join` does. StokerError of `_learn_manifest` passes through.
     """
     refuse_closed(settings.state.resolve(), where="--state")
     with contextlib.closing(_FetchConnection(settings)) as connection, contextlib.ExitStack() as held:

@@ -41,7 +41,7 @@ _LONGEST_PART = 255
 
 
 def sha256(content: bytes | memoryview) -> bytes:
-    """Return the SHA-256 of some bytes."""
+    """Return the SHA-256 digest of these bytes, 32 bytes of its own."""
     return hashlib.sha256(content).digest()
 
 
@@ -75,7 +75,7 @@ class BundleFile:
 
     @property
     def count(self) -> int:
-        """Return how many pieces it has."""
+        """Return how many pieces of BUNDLE_PIECE_BYTES the file has, the last one perhaps shorter; 0 if it is empty."""
         return -(-self.nbytes // BUNDLE_PIECE_BYTES)
 
     def piece_nbytes(self, number: int) -> int:

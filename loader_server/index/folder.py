@@ -94,7 +94,7 @@ class Index:
 
     @property
     def samples(self) -> int:
-        """Return the number of samples."""
+        """Return how many samples the index has, by its `meta.json`; rows that are bad are not among them."""
         return self.meta.samples
 
     def measured_lengths(self, chain: Chain) -> Mapping[str, NDArray[np.int64]]:
@@ -260,5 +260,8 @@ def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> 
 
 
 def meta_json(meta: Meta) -> str:
-    """Return the content of `meta.json`."""
+    """Return the content of `meta.json`, with sorted keys so that equal facts give equal bytes.
+
+    Raise a TypeError if `about` or another fact has a value that JSON cannot hold.
+    """
     return json.dumps(asdict(meta), indent=1, ensure_ascii=False, sort_keys=True)

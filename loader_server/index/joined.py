@@ -76,7 +76,10 @@ class OpenedSource:
         return rule.passes({**lengths, **columns}, stop - start)
 
     def first_sample(self) -> dict[str, Any]:
-        """Return the first sample, or an empty dict if it cannot be decoded; raise a ReadError if it cannot be read."""
+        """Return the first sample, or an empty dict if it cannot be decoded; raise a ReadError if it cannot be read.
+
+        OSError of `read_patiently` passes through.
+        """
         (raw,) = read_patiently(self.source.read, [0], bool)
         try:
             return self.source.decode(0, raw)
@@ -166,7 +169,10 @@ class SourceSet:
         return chain
 
     def _refuse_missing(self, chain: Chain) -> None:
-        """Raise a SettingsError if a member of a mixture lacks a value that the transforms compute lengths from."""
+        """Raise a SettingsError if a member of a mixture lacks a value that the transforms compute lengths from.
+
+        DataError of `lengths` passes through.
+        """
         for member in self.opened if len(self.opened) > 1 else ():
             try:
                 member.lengths(chain, 0, 1)
@@ -225,13 +231,13 @@ class SourceSet:
             rule.refuse_unknown(values, member.where)
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[OpenedSource, tuple[int, int]]]:
-        """Yield each member with samples from `start` to before `stop`, and the range in its own numbers."""
+        """Yield each member with samples from `start` to before `stop`, maybe none, and the range in its numbers."""
         for member, first, end in zip(self.opened, self._starts, self._starts[1:], strict=False):
             if start < end and stop > first:
                 yield member, (max(start - first, 0), min(stop, end) - first)
 
     def close(self) -> None:
-        """Close the sources' open files."""
+        """Close the open files of all sources; errors of a source pass through."""
         self.source.close()
 
 
@@ -310,12 +316,15 @@ class JoinedSource(Source):
             yield next(answers[source])
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Tell each member which of its samples will be read soon."""
+        """Tell each member which of its samples will be read soon; errors of a member's `expect` pass through."""
         for place, _, own in self._by_member(samples):
             self._sources[place].expect(own)
 
     def looks_ahead(self) -> bool:
-        """Return whether any member wants `expect` to be called now."""
+        """Return whether any member wants `expect` to be called now.
+
+        ReadError and MachineError of `looks_ahead` pass through.
+        """
         return any(source.looks_ahead() for source in self._sources)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
@@ -396,7 +405,7 @@ class JoinedSource(Source):
         return {name: version for source in self._sources for name, version in source.versions.items()}
 
     def close(self) -> None:
-        """Close the open files of all members."""
+        """Close the open files of all members in turn; an error of a member passes through, later ones stay open."""
         for source in self._sources:
             source.close()
 

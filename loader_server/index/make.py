@@ -203,7 +203,8 @@ class _Indexer:
     def _too_bad(self, expected: str, remedy: str) -> DataError:
         """Return the error for refused data, with counts by reason, the first bad rows, and the file that lists all.
 
-        Raise an OSError if the list of bad rows cannot be written, read or moved.
+        Raise an OSError if the list of bad rows cannot be written, read or moved. ValueError of `shown_bad_rows` passes
+        through.
         """
         draft, inventory = self.draft, self.inventory
         draft.close()  # which writes out the bad rows that are shown below
@@ -293,7 +294,7 @@ class _Indexer:
     def _with_time(self, indexed: Indexed, chain: Chain) -> tuple[Field, ...]:
         """Return the measured fields; those as long as the declared transforms would make them get steps per second.
 
-        Raise a SettingsError if a transform lacks a length that it needs.
+        Raise a SettingsError if a transform lacks a length that it needs. DataError of `open` passes through.
         """
         self.request.source.open(indexed)
         time_of = {field_.key: field_.per_second for field_ in chain.fields}
@@ -306,7 +307,7 @@ class _Indexer:
     def _as_declared(self, chain: Chain) -> set[str]:
         """Return the keys whose measured lengths are those that the declared transforms alone would give.
 
-        Raise a SettingsError if a transform lacks a length that it needs.
+        Raise a SettingsError if a transform lacks a length that it needs. ValueError of `measured` passes through.
         """
         measured = {key: self.draft.measured(key) for key in self.draft.journal.measured}
         same, raw = set(measured), self.request.source.lengths

@@ -85,7 +85,8 @@ class _Prober:
     def _without_larger(self, found: Found) -> Found:
         """Return the piece with rows turned bad that are too large once decoded, as far as their lengths tell.
 
-        Return it as it is if there is no limit, or if the columns do not tell the size.
+        Return it as it is if there is no limit, or if the columns do not tell the size. DataError of `open` passes
+        through.
         """
         largest, nbytes = self._order.spec.of_job.largest_indexed, self._source.decoded_bytes(found.numbers)
         if not largest or nbytes is None or nbytes.max(initial=0) <= largest:

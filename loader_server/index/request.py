@@ -48,7 +48,7 @@ NOT_AT_HAND = "the texts of this source are at hand only when its samples are re
 
 
 def _show_nothing(done: int, total: int) -> None:
-    """Show no progress."""
+    """Do nothing: this is the progress of an indexing that shows none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,7 @@ class Nursling:
         return self._pidfd if self.is_orphan else self._end
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal; do nothing if it has ended."""
+        """Send this signal to the process by its pidfd; do nothing if it has ended."""
         # Through its pidfd, because the nursery reaps it, so its process id may belong to another process by now.
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)

@@ -82,7 +82,7 @@ class Doors:
         self._monitors[router.get_monitor_socket(sum(_CHANGES))] = changes
 
     def monitors(self) -> list[zmq.Socket[bytes]]:
-        """Return the sockets to poll."""
+        """Return the sockets on which libzmq reports connections that come and go, for the caller to poll."""
         return list(self._monitors)
 
     def _list_connections(self) -> list[int]:

@@ -62,7 +62,7 @@ class Caller:
         self.answer(error=error.words())
 
     def close(self) -> None:
-        """Hang up without an answer."""
+        """Close the connection without an answer, which the caller takes for a failure."""
         self._connection.close()
 
 

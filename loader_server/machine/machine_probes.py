@@ -41,7 +41,7 @@ def probes_of(supervisor: Supervisor) -> Probes:
 def serve_probes(supervisor: Supervisor, listening: Listening) -> MetricsServer:
     """Start a server for the machine's probes; it has no metrics, as each of the machine's processes serves its own.
 
-    Raise SettingsError if its port cannot be used.
+    Raise SettingsError if its port cannot be used. MachineError of `MetricsServer` passes through.
     """
     return MetricsServer(
         list,

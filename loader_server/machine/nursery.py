@@ -86,7 +86,10 @@ class _Forked:
 
 
 def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_pid: int) -> None:
-    """Fork children on request until the owner hangs up; raise SystemExit if the owner has ended already."""
+    """Fork children on request until the owner hangs up; raise SystemExit if the owner has ended already.
+
+    OSError of `serve` passes through.
+    """
     # Blocked, not ignored: a signal for a child that is just being forked stays pending until the child unblocks it.
     # While they were ignored, one SIGTERM in a hundred was lost, and the machine took 10 s to end.
     signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_OWNER)
@@ -135,7 +138,7 @@ class _Forker:
     def _hear(self, asker: socket.socket) -> None:
         """Carry out a request; refuse a malformed one, as it may come from a user's own code in a child.
 
-        Stop listening to a sender that has hung up.
+        Stop listening to a sender that has hung up. OSError of `_fork` passes through.
         """
         request, fds, no_room = _read(asker)
         if not request:
@@ -196,7 +199,10 @@ class _Forker:
         self._answer(asker, str(pid).encode(), pidfd)
 
     def _report_end(self, pidfd: int, child: _Forked) -> None:
-        """Report how a child ended, and kill its own children: nobody else would end those that try samples for it."""
+        """Report how a child ended, and kill its own children: nobody else would end those that try samples for it.
+
+        A parent that does not read the report is not waited for.
+        """
         code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         for sibling_pidfd, sibling in self._children.items():
             if sibling.asker is child.asks:

@@ -65,7 +65,7 @@ class Deaths:
         self._times_s: deque[float] = deque(maxlen=_MOST_DEATHS)
 
     def add(self, now_s: float) -> None:
-        """Record a death."""
+        """Record a death at this time, so that it counts among the recent ones."""
         self._times_s.append(now_s)
 
     def are_too_many(self, now_s: float) -> bool:
@@ -148,7 +148,7 @@ class NurseryKeeper:
         """Check on the nursery and replace a dead one.
 
         Raises MachineError if nurseries die again and again, or none can ever be started; for want of room it is tried
-        again every half second.
+        again every half second. TimeoutError of `_hear` passes through.
         """
         code = None if self._is_dead else self.nursery.look()
         if code is not None:
@@ -181,7 +181,10 @@ class NurseryKeeper:
         self._log.warning("the nursery died: its children are killed and started again", cause=how_it_ended(code))
 
     def _hear(self, now_s: float) -> None:
-        """Take in a successor's readiness or a late answer; kill a successor that takes too long to start."""
+        """Take in a successor's readiness or a late answer; kill a successor that takes too long to start.
+
+        TimeoutError of `hear_ready` passes through.
+        """
         if not self.nursery.has_answered():
             if self._is_starting and now_s >= self._due_s:
                 self.nursery.kill()  # the next turn takes its end for a death, and starts another
@@ -195,7 +198,10 @@ class NurseryKeeper:
                 self.nursery.forget_late()
 
     def _start_successor(self, now_s: float) -> None:
-        """Start a successor, or try again later if there is no room; raise MachineError if it can never be started."""
+        """Start a successor, or try again later if there is no room; raise MachineError if it can never be started.
+
+        Log the lack of room once as a warning. A started one has to report that it is ready within half a minute.
+        """
         try:
             self.nursery = self._execute()
         except OSError as error:

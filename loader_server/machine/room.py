@@ -61,7 +61,7 @@ def shown_bytes(nbytes: int) -> str:
 
 
 def shown_room(room: Room) -> str:
-    """Return the room as text."""
+    """Return the room for a message: the memory in a readable unit, and the number of descriptors."""
     return f"{shown_bytes(room.memory)} of memory and {room.descriptors} descriptors"
 
 

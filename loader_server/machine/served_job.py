@@ -172,7 +172,10 @@ class ServedJob:
         }
 
     def shut(self) -> None:
-        """Close the command socket, if there is one: the job ends, and another process may serve it next."""
+        """Close the command socket, if there is one: the job ends, and another process may serve it next.
+
+        OSError of `close` passes through.
+        """
         if self.socket is not None:
             self.socket.close()
             self.socket = None

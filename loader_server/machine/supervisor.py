@@ -107,7 +107,7 @@ class Supervisor:
         return [child for _, child in self._staff()]
 
     def _staff(self) -> Iterator[tuple[ServedJob, Child]]:
-        """Yield each worker, with the job that it works for."""
+        """Yield each worker, with the job that it works for; places without a worker are left out."""
         for place in self.places:
             if place.child is not None and place.serves is not None:
                 yield place.serves, place.child
@@ -139,6 +139,7 @@ class Supervisor:
 
         Raise StartError if one cannot be served, after ending all. The caller has to close it after a SettingsError (a
         conflict, an endpoint or state folder that cannot be used) or MachineError (no room, nurseries die again).
+        TimeoutError of `_turn` passes through.
         """
         self._is_starting = True
         for folder in folders:
@@ -153,7 +154,8 @@ class Supervisor:
     def run(self) -> None:
         """Keep all jobs running until `stop` or until none is left, then end them.
 
-        Raises MachineError if nurseries die again and again, or none can be started.
+        Raises MachineError if nurseries die again and again, or none can be started. TimeoutError of `_turn` passes
+        through.
         """
         try:
             while not self.is_stopping and self.jobs:
@@ -162,7 +164,7 @@ class Supervisor:
             self.close()
 
     def stop(self) -> None:
-        """End soon; may be called from a signal handler."""
+        """Have `run` and `start` return after this turn; may be called from a signal handler."""
         self.is_stopping = True
         self._waker.wake()
 

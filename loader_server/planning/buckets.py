@@ -48,7 +48,7 @@ class LengthHistogram:
         self._longest = np.zeros(_EXACT, np.int64)
 
     def add(self, lengths: Integers) -> None:
-        """Count these lengths."""
+        """Add these lengths to the counts and longest lengths of their bins, with new bins for longer ones."""
         if not lengths.size:
             return
         bins = _bin(lengths)
@@ -207,7 +207,10 @@ def _add_bucket(least: Integers, below: Integers, sample_cost: Integers) -> tupl
 def _least_of_ranges(
     first: Integers, final: Integers, place: Integers, tables: tuple[Integers, Integers, Integers]
 ) -> tuple[Integers, Integers]:
-    """Return, for each place, the least cost of a cut in its range `first` to `final`, and that cut."""
+    """Return, for each place, the least cost of a cut in its range `first` to `final`, and that cut.
+
+    The first of equal cuts is taken. No range may be empty.
+    """
     # All ranges of a level lie one behind the other in one array, so that numpy compares them in one pass.
     least, below, sample_cost = tables
     lengths = final - first + 1

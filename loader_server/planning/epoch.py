@@ -116,7 +116,10 @@ class EpochPlan:
         return self
 
     def batch(self, number: int) -> PlannedBatch:
-        """Return the batch of this number; raise IndexError beyond the epoch."""
+        """Return the batch of this number; raise IndexError beyond the epoch.
+
+        A batch at the end of a group that is not full may have no samples.
+        """
         window, group, place = self._place(number)
         plan = self._window(window)
         rows, end = int(plan.rows[group]), int(plan.stops[group])

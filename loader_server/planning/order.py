@@ -100,7 +100,7 @@ class Mixture:
         return Turns(segments=np.concatenate(taken)[turn], cycles=np.concatenate(cycles)[turn])
 
     def most_turns(self, sizes: Integers) -> Integers:
-        """Return the most times that a pass uses each segment."""
+        """Return, for each segment, the most times that a pass may use it: how often its source begins."""
         most = np.zeros(len(sizes), np.int64)
         for (first, stop), _, times in self._uses(sizes):
             most[first:stop] = math.ceil(times)
@@ -155,7 +155,7 @@ class Arrangement:
     starts: Integers
 
     def of_window(self, window: int) -> Turns:
-        """Return the segments of one window."""
+        """Return the segments of one window, in their order, each with its cycle."""
         stop = self.starts[window + 1] if window + 1 < len(self.starts) else len(self.turns.segments)
         own = slice(int(self.starts[window]), int(stop))
         return Turns(segments=self.turns.segments[own], cycles=self.turns.cycles[own])

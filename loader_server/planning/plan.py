@@ -222,7 +222,7 @@ class OrdinalPlan(Plan):
         return -(-self._batches // group) * group
 
     def objection(self, group: int) -> None:
-        """Return None: any group will do, because its last batches may be empty."""
+        """Return None: each group size will do, because the last batches of an epoch may be empty."""
         return
 
     def epoch(self, epoch: int, group: int) -> OrdinalEpoch:

@@ -378,7 +378,10 @@ def _check_together(settings: PlanSettings) -> None:
 
 
 def _not_for_carry(settings: PlanSettings) -> list[str]:
-    """Return the settings that exclude `carry`: rows would change between batches, or epochs begin in mid-recording."""
+    """Return the settings that exclude `carry`, as written, or [].
+
+    With them rows would change between batches, or epochs begin in mid-recording.
+    """
     excluded = {
         "packing": settings.packing is not None,
         "sub_buckets": bool(settings.sub_buckets),

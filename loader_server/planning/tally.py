@@ -49,7 +49,7 @@ class LengthTable(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the index."""
+        """Fingerprint of the index that the lengths are from: equal ones have equal samples and lengths."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class LengthTally:
     run: Integers = field(default_factory=lambda: np.zeros(1, np.int64))
 
     def arrays(self) -> dict[str, NDArray[np.integer]]:
-        """Return the tally's arrays by name, for a keeper."""
+        """Return all arrays of the tally by name, from which a keeper's copy can be made into a tally again."""
         others = {f"other.{key}": longest for key, longest in self.others.items()}
         return {name: getattr(self, name) for name in _KEPT} | others
 
@@ -119,7 +119,7 @@ class LengthTally:
         )
 
     def dropped_by_reason(self) -> dict[str, int]:
-        """Return how many samples were dropped for each reason that occurred."""
+        """Return how many samples were dropped for each reason that occurred; empty if none was."""
         return {reason: int(count) for reason, count in zip(_REASONS, self.dropped, strict=False) if count}
 
 
@@ -174,7 +174,7 @@ def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTa
 
 
 def _show_nothing(done: int, total: int) -> None:
-    """Show no progress."""
+    """Do nothing: this is the progress of a tally that shows none."""
 
 
 @dataclass(slots=True)

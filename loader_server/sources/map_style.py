@@ -154,7 +154,8 @@ class MapStyleSource(Source):
     def _known_lengths(self) -> dict[str, NDArray[np.int64]]:
         """Return the class's lengths by key, or nothing if it has no `lengths()`.
 
-        Raise a DataError if `lengths()` fails, or does not give a whole number for each sample.
+        Raise a DataError if `lengths()` fails, or does not give a whole number for each sample. SettingsError of
+        `_has_lengths` passes through.
         """
         lengths: Mapping[str, Any] = self._ask("lengths") if self._has_lengths else {}
         columns = {str(key): np.asarray(column) for key, column in lengths.items()}

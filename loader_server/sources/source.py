@@ -143,7 +143,7 @@ class OfJob:
 
     @property
     def table(self) -> str:
-        """Return the name of the stream's table, for messages."""
+        """Return the job file's path and the stream's table in it, as messages name them."""
         return f"{self.path}, [streams.{self.stream}]"
 
     @property
@@ -281,7 +281,7 @@ class Source:
 
     @property
     def samples(self) -> int:
-        """Return the number of samples."""
+        """Return how many samples the index has; the source must be open."""
         return self.indexed.samples
 
     def checked(self, sample: int) -> int:
@@ -302,7 +302,7 @@ class Source:
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """Return the lengths of all samples by the key of a raw sample: the columns called `length_<key>`."""
+        """Return the lengths of all samples by key, from the columns `length_<key>`; empty without such columns."""
         columns = self.indexed.numbers
         return {name.removeprefix("length_"): columns[name] for name in columns if name.startswith("length_")}
 
@@ -365,7 +365,7 @@ class Source:
     def looks_ahead(self) -> bool:
         """Return whether this process was chosen to fetch this data set's remote files ahead, and can take more.
 
-        If so, the caller calls `expect`. Raise a ReadError if the folder of the cache cannot be used.
+        If so, the caller calls `expect`. Errors of `Files.looks_ahead`, such as a ReadError, pass through.
         """
         return self.files.looks_ahead()
 
@@ -387,7 +387,7 @@ class Source:
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
         """Yield the bytes needed to decode each chunk: the whole sample's, unless the format can read less.
 
-        Errors are those of `read`.
+        Errors are those of `read`. ReadError of `read` passes through.
         """
         return self.read([chunk.sample for chunk in chunks])
 

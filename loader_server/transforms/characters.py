@@ -238,7 +238,7 @@ class LetterCounter:
         self._sums = Counter(dict.fromkeys(_SUMS, 0))
 
     def add(self, texts: Sequence[str]) -> None:
-        """Count the texts of further samples."""
+        """Count the characters of further samples' texts by their fate, and the samples that have such characters."""
         # "surrogatepass", because a lone surrogate in one text must not end the count of all others.
         points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
         ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
@@ -258,7 +258,7 @@ class LetterCounter:
         )
 
     def counts(self) -> LetterCounts:
-        """Return the counts so far."""
+        """Return the counts of all texts added so far, with only the commonest of the dropped letters by name."""
         commonest = sorted(self._dropped.items(), key=lambda item: (-item[1], item[0]))[:_NAMED]
         return LetterCounts(
             dropped=self._dropped.total(),

@@ -218,7 +218,7 @@ def _made(name: str, target: Callable[..., Any], table: Table | None, where: str
     """Make one transform ready: read its settings, hash the files they name, construct it, and identify its code.
 
     Raise SettingsError if its settings do not fit, a file or package is missing, or it cannot be constructed; DataError
-    if a source of recordings that settings name cannot be used.
+    if a source of recordings that settings name cannot be used. OSError of `own_code` passes through.
     """
     declaration, place = declaration_of(target), f"{where}, {name}"
     packages = _versions(declaration.packages, name, place)

@@ -103,6 +103,6 @@ class Session:
         return self._take
 
     def close(self) -> None:
-        """Unmap the trainer's slots, if they are open."""
+        """Unmap the trainer's slots, if they are open: no batch can be written into them any more."""
         if self.shared is not None:
             self.shared.close()

@@ -38,7 +38,7 @@ class TrainerSession(Protocol):
         """Move the session to the connection of a new Hello."""
 
     def close(self) -> None:
-        """Unmap the trainer's slots."""
+        """Unmap the trainer's slots, if they are open: no batch can be written into them any more."""
 
 
 S = TypeVar("S", bound=TrainerSession)
@@ -102,6 +102,6 @@ class Sessions(Generic[S]):
                 del self._by_address[session.address]
 
     def close(self) -> None:
-        """Close all sessions, which are still found afterwards."""
+        """Unmap the slots of all sessions, which are still found afterwards."""
         for session in self:
             session.close()

@@ -61,6 +61,7 @@ class LateStreams:
         """Start to open the streams whose files have come, at intervals; return requests for the coordinator.
 
         Return an empty list if it is not time yet, no stream lacks files, or the last request is still to be answered.
+        MissingLibraryError of `is_there` passes through.
         """
         if not self.awaited or now_s < self._look_s:
             return []

@@ -62,7 +62,7 @@ class Membership:
         self._silence = Silence()
 
     def hear(self, now_s: float) -> None:
-        """Note that a message came."""
+        """Note that the coordinator sent something now, which resets the back-off."""
         self.heard_s = now_s
         self._silence.hear(now_s)
 

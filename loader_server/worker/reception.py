@@ -255,7 +255,7 @@ class Reception:
     def _take_want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
         """Accept or refuse a want; return whether it was accepted.
 
-        A want whose ticket is stale is dropped without an answer.
+        A want whose ticket is stale is dropped without an answer. ValueError of `buffer` passes through.
         """
         ticket = want.ticket
         is_greeted = session is not None and not session.gone and want.trainer == session.incarnation
@@ -389,7 +389,8 @@ class Reception:
     def answer(self, outcome: Outcome) -> None:
         """Answer a want with the outcome of its build: the batch, the error, or that it was cancelled.
 
-        Nothing is sent if its trainer is gone. Raise a ValueError if the answer cannot be encoded.
+        Nothing is sent if its trainer is gone. Raise a ValueError if the answer cannot be encoded. StokerError of
+        `_report` passes through.
         """
         build = outcome.build
         # The ticket is closed only here, when the building thread has ended with it: after the answer the trainer may

@@ -139,7 +139,7 @@ class Sender:
         self.say_frame(identity, encode(message))
 
     def say_frame(self, identity: bytes, frame: bytes) -> None:
-        """Queue an encoded message in the same way as `say`."""
+        """Queue an encoded message; drop and count it if its peer does not read, or has too much to read."""
         peer = self._peers.get(identity)
         # A peer that asks without end in one turn must not fill our memory, although it may read the answers later.
         if (peer is None or peer.waiting <= MARK_BYTES) and self.reads(identity):
@@ -260,7 +260,10 @@ class Sender:
         return True
 
     def take_back(self) -> None:
-        """Take the batches that libzmq has finished with off the accounts, and return their buffers."""
+        """Take the batches that libzmq has finished with off the accounts, and return their buffers.
+
+        Batches that it still sends stay on the accounts until a later call.
+        """
         self._answers.take_back()
         unread, self._unread = self._unread, []
         for batch in unread:

@@ -334,7 +334,10 @@ class Worker:
             self.log.debug("trainer is gone")
 
     def _take_in(self, ready: set[object], now_s: float) -> None:
-        """Handle what trainers sent, and tell the brakes whether messages are left over."""
+        """Handle what trainers sent, and tell the brakes whether messages are left over.
+
+        Useless messages and strays count against their senders, strays as garbage too.
+        """
         count, unheard = 0, self._reception.unheard
         for identity, *frames in read_waiting(self._sender.router) if self._sender.router in ready else ():
             count += 1

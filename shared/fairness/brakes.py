@@ -85,7 +85,7 @@ def let_packets_in(opened: socket.socket) -> None:
 
 
 def too_fast(sent: Mapping[int, float]) -> list[int]:
-    """Return the connections that exceed their share, given how many bytes of each may still wait to be taken in."""
+    """Return the connections that exceed their share, maybe none, given how many bytes each may still have waiting."""
     waiting: Budget[int] = Budget(_MOST_BYTES)
     for fd, nbytes in sent.items():
         waiting.take(fd, int(nbytes))
@@ -147,7 +147,10 @@ class Brakes:
             self._due_s = now_s + max(_LOOK_S, (time.thread_time() - began_s) / _LOOK_SHARE)
 
     def _look(self, now_s: float) -> None:
-        """Compare what each connection has sent with its share, and stop those that exceed it with useless messages."""
+        """Compare what each connection has sent with its share, and stop those that exceed it with useless messages.
+
+        Count from now on if the process was not behind before. A connection whose counter cannot be read is left out.
+        """
         received = {fd: nbytes for fd in self._connections() if (nbytes := _received(fd)) is not None}
         self._forget_ended(received)
         if not self._is_behind:

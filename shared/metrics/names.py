@@ -36,7 +36,7 @@ class Metric:
 
     @property
     def help_text(self) -> str:
-        """Return the help text that Prometheus shows."""
+        """Return what the metric counts and what to do about it, as Prometheus shows it."""
         return f"{self.what} {self.remedy}"
 
 

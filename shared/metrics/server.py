@@ -130,7 +130,10 @@ class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
         self._log.info("metrics are served", address=self.bound)
 
     def _write_target(self, folder: Path, labels: Mapping[str, str]) -> TargetFile | None:
-        """Write the target file, or log a warning and return None if that fails with OSError."""
+        """Write the target file, or log a warning and return None if that fails with OSError.
+
+        MachineError of `TargetFile` passes through.
+        """
         try:
             return TargetFile(folder, self.address, labels)
         except OSError as error:

@@ -53,7 +53,10 @@ def parted(dataset: tf.data.Dataset, where: str) -> tf.data.Dataset:
 
 
 def parts_of(key: str, value: Any) -> dict[str, Any]:
-    """Return a value's parts by key, or the value itself if it is dense and numeric."""
+    """Return a value's parts by key, or the value itself if it is dense and numeric.
+
+    Parts of a ragged, sparse or string tensor have keys that begin with `key` and a colon; `_joined` reverses it.
+    """
     import tensorflow as tf  # only where pipelines are built
 
     if isinstance(value, tf.RaggedTensor):

@@ -81,7 +81,10 @@ def _fields(value: ElementValue) -> tuple[Field, ...]:
 
 
 def values_of_element(fields: Iterable[Field]) -> tuple[ElementValue, ...]:
-    """Return the values that these fields carry; all axes before one that varies count as varying too."""
+    """Return the values that these fields carry; all axes before one that varies count as varying too.
+
+    Without such fields there are none.
+    """
     known = {field.key: field for field in fields}
     return tuple(_value(field, known) for field in known.values() if field.key.endswith(_VALUES))
 
@@ -145,7 +148,7 @@ class SentGraph:
     graph: bytes
 
     def encode(self) -> bytes:
-        """Return values and graph as one msgpack frame."""
+        """Return the values' keys, dtypes and shapes and the graph as one msgpack frame, which `decode` reads."""
         described = [[value.key, value.dtype, value.shape] for value in self.values]
         return msgpack.packb([described, self.graph])  # type: ignore[no-any-return] # bytes
 

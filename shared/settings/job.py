@@ -144,12 +144,12 @@ class JobSettings:
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        """Return the heartbeat timeout in seconds."""
+        """Return after how many seconds of silence the other side is suspect."""
         return self.heartbeat_timeout
 
     @property
     def build_timeout_s(self) -> float:
-        """Return the build timeout in seconds."""
+        """Return how many seconds a sample may take: a longer read is an error, and another sample is masked."""
         return self.build_timeout
 
 

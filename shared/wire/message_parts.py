@@ -280,11 +280,11 @@ class WireField(Part):
 
     @classmethod
     def of(cls, field: Field) -> WireField:
-        """Return the wire form of a field."""
+        """Return the field as messages carry it: key, dtype, shape and rate; `decode` gives it back."""
         return cls(field.key, field.dtype, field.shape, field.per_second)
 
     def field(self) -> Field:
-        """Return the field that was received."""
+        """Return the field that these parts of a message describe."""
         return Field(key=self.key, dtype=self.dtype, shape=self.shape, per_second=self.per_second)
 
 
@@ -301,7 +301,7 @@ class WireShape(Part):
         return cls(shape.rows, tuple(sorted(shape.lengths.items())))
 
     def bucket(self) -> BucketShape:
-        """Return the shape that was received."""
+        """Return the shape that these parts of a message describe, with its lengths by key."""
         return BucketShape(rows=self.rows, lengths=dict(self.lengths))
 
 

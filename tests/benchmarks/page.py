@@ -5,8 +5,9 @@
 
 A kept run is a file of `docs/measurements/`: what the benchmark prints with `--json`, with the day, the machine and the
 command. A page marks where a table goes by a pair of comments with the benchmark's name; `tables` has a function of
-that name. Rules: nobody writes between the marks by hand; figures are those of the last run, and the range is that of
-all kept runs of its machine and command, however many rounds they took.
+that name. Rules: nobody writes between the marks by hand, but a table that is marked as copied by hand waits for the
+first kept run; figures are those of the last run, and the range is that of all kept runs of its machine and command,
+however many rounds they took.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ PAGES = (_ROOT / "docs" / "measurements.md", _ROOT / "docs" / "fleet.md")
 
 #: What does not change the meaning of a run's figures.
 _HOW_LONG = re.compile(r" --(?:rounds|seconds) \S+")
-_MARKED = re.compile(r"(<!-- figures of (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+#: A table that was copied by hand waits, so marked, for the first kept run of its benchmark.
+_MARKED = re.compile(
+    r"<!-- figures of (\w+)(, by hand until a run is kept)? -->\n.*?(<!-- end of figures -->)", re.DOTALL
+)
 
 
 def kept_runs(folder: Path) -> dict[str, list[Run]]:
@@ -57,8 +61,18 @@ def _is_alike(run: Run, last: Run) -> bool:
 
 
 def with_tables(text: str, runs: Mapping[str, Sequence[Run]]) -> str:
-    """Return a page with the tables between its marks made anew; raise KeyError for a mark without a kept run."""
-    return _MARKED.sub(lambda mark: f"{mark[1]}{TABLES[mark[2]](runs[mark[2]])}\n{mark[3]}", text)
+    """Return a page with the tables between its marks made anew; raise KeyError for a mark without a kept run.
+
+    A table that is marked as copied by hand stays until a run is kept, and is made like the others from then on.
+    """
+
+    def made_anew(mark: re.Match[str]) -> str:
+        benchmark, is_by_hand, end = mark.groups()
+        if is_by_hand and benchmark not in runs:
+            return mark[0]
+        return f"<!-- figures of {benchmark} -->\n{TABLES[benchmark](runs[benchmark])}\n{end}"
+
+    return _MARKED.sub(made_anew, text)
 
 
 def keep(folder: Path, run: Run) -> Path:

@@ -43,6 +43,27 @@ _PAYLOADS = {"features_10mb": "10 MB features", "tokens_small": "64 x 50 tokens"
 _KINDS = {"bare": "bare pyzmq", "open": "Stoker without keys", "sealed": "Stoker with keys"}
 
 
+#: How the pages call the formats of `sources`; one that is missing here goes by its own name.
+_FORMATS = {
+    "tfrecord": "TFRecord",
+    "webdataset": "WebDataset",
+    "array_record": "ArrayRecord",
+    "parquet": "Parquet",
+    "kaldi": "Kaldi features",
+    "kaldi_compressed": "Kaldi features, compressed",
+    "hdf5": "HDF5",
+    "hdf5_chunks": "HDF5, gzip",
+    "manifest_wav": "manifest, WAV to log-mel",
+    "manifest_flac": "manifest, FLAC to log-mel",
+    "jsonl": "JSON lines",
+    "tfds": "TensorFlow Datasets",
+    "tokens": "ragged arrays into `tf.data`",
+    "remote": "remote files",
+}
+_STOKER = "stoker"
+_NOT_MEASURED = "-"
+
+
 def _data_path(runs: Sequence[Run]) -> str:
     payloads = dict.fromkeys(row["payload"] for row in runs[-1].figures["rows"])
     return "\n\n".join([_caption(runs), *(_of_payload(runs, payload) for payload in payloads)])
@@ -162,6 +183,50 @@ def _decisions(runs: Sequence[Run]) -> str:
     return f"{_caption(runs)}\n\n{_table(['workers', 'CPU ms a decision'], rows)}"
 
 
+def _sources(runs: Sequence[Run]) -> str:
+    rows = runs[-1].figures["rows"]
+    sides = dict.fromkeys((row["format"], row["side"]) for row in rows)
+    pairs = [
+        (name, own, peer)
+        for name, own in sides
+        for same, peer in sides
+        if same == name and own.startswith(_STOKER) and not peer.startswith(_STOKER)
+    ]
+    out = {(row["format"], row["side"]) for row in rows if row["left_out"]}
+    head = ["format", "beside", "first epoch", "later epochs", "CPU µs a sample, later", "of the peer"]
+    cells = [
+        [
+            _FORMATS.get(name, name) + own.removeprefix(_STOKER),
+            peer,
+            *(["not installed", *3 * [_NOT_MEASURED]] if (name, peer) in out else _beside(runs, name, own, peer)),
+        ]
+        for name, own, peer in pairs
+    ]
+    return f"{_caption(runs)}\n\n{_table(head, cells, texts=2)}"
+
+
+def _beside(runs: Sequence[Run], name: str, own: str, peer: str) -> list[str]:
+    """Return the cells of a side of Stoker beside a peer, with a dash for what no run has measured."""
+
+    def spread(epoch: str, figure: Callable[[float, float], float], form: str) -> str:
+        found = [_cpu_us(run, name, epoch) for run in runs]
+        values = [figure(cpu_us[own], cpu_us[peer]) for cpu_us in found if {own, peer} <= cpu_us.keys()]
+        return _spread(values, form) if values else _NOT_MEASURED
+
+    return [
+        spread("first", lambda ours, theirs: theirs / ours, ".2f"),
+        spread("later", lambda ours, theirs: theirs / ours, ".2f"),
+        spread("later", lambda ours, _theirs: ours, ".1f"),
+        spread("later", lambda _ours, theirs: theirs, ".1f"),
+    ]
+
+
+def _cpu_us(run: Run, name: str, epoch: str) -> dict[str, float]:
+    """Return the CPU time a sample of each side that a run has measured, by side."""
+    rows = [row for row in run.figures["rows"] if (row["format"], row["epoch"]) == (name, epoch)]
+    return {row["side"]: row["cpu_us_per_sample"] for row in rows if not row["left_out"]}
+
+
 #: The tables by the names of their benchmarks.
 TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
     "between_hosts": _between_hosts,
@@ -171,6 +236,7 @@ TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
     "fleet_size": _fleet_size,
     "joining_hosts": _joining_hosts,
     "lanes": _lanes,
+    "sources": _sources,
 }
 
 

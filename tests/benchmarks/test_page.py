@@ -13,6 +13,8 @@ from tests.benchmarks.tables import TABLES, Run
 if TYPE_CHECKING:
     from pathlib import Path
 
+_BY_HAND = ", by hand until a run is kept"
+
 
 def run(
     date: str = "2026-11-26T15:00", *, machine: str = "2-core AMD EPYC", ratio: float = 1.5, options: str = ""
@@ -31,8 +33,10 @@ def test_the_tables_are_those_of_the_kept_runs(page: Path) -> None:
 
 
 def test_every_kept_run_is_shown() -> None:
-    marks = re.findall(r"<!-- figures of (\w+) -->", "".join(page.read_text("utf-8") for page in PAGES))
-    assert sorted(marks) == sorted(kept_runs(KEPT)) == sorted(TABLES)
+    pages = "".join(page.read_text("utf-8") for page in PAGES)
+    marks, by_hand = (re.findall(rf"<!-- figures of (\w+){how} -->", pages) for how in ("", _BY_HAND))
+    assert sorted(marks) == sorted(kept_runs(KEPT))
+    assert sorted([*marks, *by_hand]) == sorted(TABLES)
 
 
 def test_only_what_stands_between_the_marks_is_written_anew() -> None:
@@ -43,6 +47,56 @@ def test_only_what_stands_between_the_marks_is_written_anew() -> None:
         "before\n<!-- figures of data_path -->\n`python -m it`, 2026-11-26, 2-core AMD EPYC, load 0.5:"
     )
     assert page.endswith("| Stoker, TCP | 6000 | 1.50 | 0.10 | 0.10 |\n<!-- end of figures -->\nafter\n")
+
+
+def test_a_table_by_hand_stays_until_a_run_is_kept() -> None:
+    page = f"<!-- figures of data_path{_BY_HAND} -->\nby hand\n<!-- end of figures -->\n"
+    assert with_tables(page, {}) == page
+    made = with_tables(page, {"data_path": [run()]})
+    assert made.startswith("<!-- figures of data_path -->\n`python -m it`")
+    assert "by hand" not in made
+
+
+def source_row(side: str, epoch: str, cpu_us: float, *, name: str = "tfrecord", left_out: str = "") -> dict[str, Any]:
+    return {"format": name, "side": side, "epoch": epoch, "cpu_us_per_sample": cpu_us, "left_out": left_out}
+
+
+def sources_run(*rows: dict[str, Any]) -> Run:
+    return Run(
+        benchmark="sources", date="2026-11-26T15:00", machine="2-core AMD EPYC", command="it", figures={"rows": rows}
+    )
+
+
+def test_each_format_has_a_line_for_each_pair_of_stoker_and_a_peer() -> None:
+    kept = sources_run(
+        source_row("stoker", "first", 10.0),
+        source_row("tf.data", "first", 15.0),
+        source_row("stoker, Parquet", "first", 5.0),
+        source_row("stoker", "later", 8.0),
+        source_row("tf.data", "later", 16.0),
+        source_row("stoker, Parquet", "later", 4.0),
+    )
+    assert TABLES["sources"]([kept]).splitlines()[2:] == [
+        "| format | beside | first epoch | later epochs | CPU µs a sample, later | of the peer |",
+        "| --- | --- | --: | --: | --: | --: |",
+        "| TFRecord | tf.data | 1.50 | 2.00 | 8.0 | 16.0 |",
+        "| TFRecord, Parquet | tf.data | 3.00 | 4.00 | 4.0 | 16.0 |",
+    ]
+
+
+def test_formats_have_the_range_over_runs_that_measured_them() -> None:
+    runs = [
+        sources_run(source_row("stoker", "first", 10.0), source_row("tf.data", "first", peer)) for peer in (12.0, 30.0)
+    ]
+    runs.insert(0, sources_run(source_row("stoker", "first", 10.0, name="unknown"), *runs[0].figures["rows"][:1]))
+    assert TABLES["sources"](runs).splitlines()[-1] == "| TFRecord | tf.data | 3.00 (1.20 to 3.00) | - | - | - |"
+
+
+def test_a_peer_that_is_not_installed_is_named() -> None:
+    kept = sources_run(
+        source_row("stoker", "first", 10.0), source_row("grain", "first", 0.0, left_out="No module named 'grain'")
+    )
+    assert TABLES["sources"]([kept]).splitlines()[-1] == "| TFRecord | grain | not installed | - | - | - |"
 
 
 def test_the_last_run_is_shown_with_the_range_over_all() -> None:

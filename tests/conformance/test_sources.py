@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from loader_server.conformance.checks import CheckResult
     from loader_server.sources.source import Chunk, Found
 
-TITLES = [" ".join((check.__doc__ or "").split()).rstrip(".") for check in CHECKS]
+TITLES = [" ".join((check.__doc__ or "").partition("\n\n")[0].split()).rstrip(".") for check in CHECKS]
 
 
 def test_every_source_of_the_table_has_data_for_the_checks() -> None:

@@ -116,7 +116,10 @@ class AttachedStream:
         self.sharing.attach(answer, now_s, restores=restores)
 
     def decide(self, now_s: float) -> None:
-        """Append the instructions that follow from everything that happened in this turn."""
+        """Append the instructions that follow from everything that happened in this turn.
+
+        The error of the feed passes through if a head is late for too long or fails.
+        """
         if now_s >= self._tick_s:
             self._tick(now_s)
         self.connections.greet(now_s)
@@ -146,7 +149,10 @@ class AttachedStream:
         self.questions.tick(self.connections.serving(), now_s)
 
     def take(self, event: e.Event, now_s: float) -> None:
-        """Handle an event that concerns the stream or its workers; raise AssertionError for any other event."""
+        """Handle an event that concerns the stream or its workers; raise AssertionError for any other event.
+
+        ValueError of `open` passes through.
+        """
         match event:
             case e.Took():
                 self.slots.take(event.slot)
@@ -187,7 +193,10 @@ class AttachedStream:
     # --- the coordinator ---
 
     def hear_coordinator(self, message: m.Message, now_s: float) -> bool:
-        """Handle a message about the stream; return False if it was not expected."""
+        """Handle a message about the stream; return False if it was not expected.
+
+        Errors of the stream's way of sharing batches pass through.
+        """
         match message:
             case m.Members():
                 self.connections.update_list(message.version, message.workers, now_s)
@@ -209,7 +218,7 @@ class AttachedStream:
     def hear_worker(self, event: e.WorkerSent, now_s: float) -> bool:
         """Handle a worker's message; return False if it was not expected, or the connection serves no worker.
 
-        A Welcome, a refusal and an answer to a question are always expected.
+        A Welcome, a refusal and an answer to a question are always expected. ValueError of `learn` passes through.
         """
         match event.message:
             case m.Welcome() | m.Refused():

@@ -128,7 +128,7 @@ class Attachment:
             self._out.append(i.RenewCoordinator())
 
     def hear(self, now_s: float) -> None:
-        """Note a sign of life from the coordinator."""
+        """Note that the coordinator sent something now, which resets the back-off."""
         self.heard_s = now_s
         self._silence.hear(now_s)
 

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def job_ended() -> EndedError:
-    """Return the error for a job that was ended by order."""
+    """Return the EndedError for a job that was ended on purpose."""
     return EndedError(
         expected="more batches",
         got="the coordinator's word that the job was ended",

@@ -42,11 +42,17 @@ class Lockstep:
         self._opened: Opened | None = None
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
-        """Learn the epoch's number of batches from the coordinator's answer, and serve a reader that waits for it."""
+        """Learn the epoch's number of batches from the coordinator's answer, and serve a reader that waits for it.
+
+        ValueError of `learn` passes through.
+        """
         self.learn(answer.cursor.epoch, answer.cursor.group, answer.batches, now_s)
 
     def learn(self, epoch: int, group: int, batches: int, now_s: float) -> None:
-        """Note how many batches an epoch has; serve the reader that waits, if this is the epoch that it waits for."""
+        """Note how many batches an epoch has; serve the reader that waits, if this is the epoch that it waits for.
+
+        ValueError of `open` passes through.
+        """
         self._upcoming.learn(epoch, group, batches)
         if self._opened is not None:
             self.open(self._opened, now_s)
@@ -56,7 +62,7 @@ class Lockstep:
 
         If they are not, cancel all open wants and begin where the reader stands. If the size of its epoch is not known
         yet, ask workers for it, and serve the reader when the answer comes, unless a newer reader was opened meanwhile.
-        A reader that starts at or behind the end of its epoch is ended.
+        A reader that starts at or behind the end of its epoch is ended. ValueError of `redirect` passes through.
         """
         # A reader that was dropped in mid-epoch may have taken batches that nobody trained on. The next reader starts
         # before those (the sequence is redirected), or they would be missing from the epoch.

@@ -146,8 +146,8 @@ def _run(order: LoadTestOrder, repeat: int) -> dict[str, Any]:
     """Run one repeat, with loaders of its own unless running ones were named, and return its figures.
 
     Raise JobError if our own loaders do not start, AttachError if a trainer cannot attach, CrewError if a process of
-    the test ends early, ValueError if there are more trainers than batches in a group, and KeyboardInterrupt at
-    Ctrl-C or SIGTERM.
+    the test ends early, ValueError if there are more trainers than batches in a group, and KeyboardInterrupt at Ctrl-C
+    or SIGTERM. OSError of `OwnJob` passes through.
     """
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())

@@ -115,7 +115,10 @@ class _Process:
             raise self._make_end_error() from None
 
     def hear(self) -> None:
-        """Read its messages; raise CrewError if it ended without a result."""
+        """Read its messages; raise CrewError if it ended without a result.
+
+        A message that is cut at its end waits for the next call.
+        """
         received = os.read(self.file, 2**20)
         if not received and self.result is None:
             raise self._make_end_error()
@@ -157,7 +160,8 @@ def conduct(
     """Run the test once, with all ranks in so many processes, and return the measurements.
 
     Raise AttachError if a trainer cannot attach, CrewError if a process ends early, ValueError if the world exceeds the
-    group, and KeyboardInterrupt (or Terminated) at a signal; all processes are ended in any case.
+    group, and KeyboardInterrupt (or Terminated) at a signal; all processes are ended in any case. OSError of `_Process`
+    passes through.
     """
     crews: list[_Process] = []
     try:

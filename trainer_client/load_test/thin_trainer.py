@@ -88,7 +88,10 @@ class ThinTrainer(threading.Thread):
             self._feed.interrupt(KeyboardInterrupt())
 
     def run(self) -> None:
-        """Attach and train, in the thread; keep an error as text and exit code, unless `stop` caused it."""
+        """Attach and train, in the thread; keep an error as text and exit code, unless `stop` caused it.
+
+        Wait before the first lap until all trainers have attached. Let the conductor know of readiness and of an error.
+        """
         order = self._run
         try:
             self._feed = connect(

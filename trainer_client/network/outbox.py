@@ -483,7 +483,7 @@ class Outbox:
         self._served = reader
 
     def _settle(self) -> None:
-        """Correct the served reader's count by what was taken out."""
+        """Set the served reader's count to what was popped since it came; do nothing without one."""
         # A signal may have come after the reader counted a batch and before it took the batch.
         if self._served is not None:
             self._served.taken = self._inbox.head - self._served.first

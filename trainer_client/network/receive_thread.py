@@ -44,7 +44,7 @@ class TakesTurns(Protocol):
         """Run one turn with these ready sockets; return how long to wait for the next one, in ms."""
 
     def fail(self, error: BaseException, /) -> None:
-        """End the feed with this error."""
+        """Stop the feed with this error, which waiting and later callers get."""
 
     def lose_thread(self) -> None:
         """Make every later call raise, because this is a forked child."""
@@ -119,7 +119,10 @@ class Wires:
         return ready
 
     def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
-        """Yield the events of messages on these sockets; those of workers only once there are slots."""
+        """Yield the events of messages on these sockets; those of workers only once there are slots.
+
+        SettingsError of `read` passes through.
+        """
         if self.coordinator.socket in ready:
             for message in self.coordinator.read():
                 yield e.CoordinatorSent(message)
@@ -159,6 +162,7 @@ def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
 
     The coordinator is then notified that we leave. An error in opening the wires or in a turn is not raised here: it
     stops the feed, so that the consumer raises it, and nothing is sent. Wires that were opened are closed in any case.
+    SettingsError of `close` passes through.
     """
     pause_ms = 0
     try:

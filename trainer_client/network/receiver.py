@@ -131,7 +131,7 @@ class Receiver:
         return self._wires.coordinator.garbage + from_workers + self.core.strays
 
     def count_fallbacks(self) -> int:
-        """Return how many batches came by a connection for messages although sealed payloads have their own."""
+        """Return how many batches came by a connection for messages although sealed payloads have one; 0 unattached."""
         return self._wires.workers.count_fallbacks() if self._wires.workers is not None else 0
 
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
@@ -299,7 +299,7 @@ class Receiver:
             self._thread.join(timeout_s)
 
     def refuse_fork(self) -> None:
-        """Raise SettingsError in a process that was forked from the one with the thread; else do nothing."""
+        """Raise the feed's error, ClosedError or SettingsError in a process forked from the one with the thread."""
         if self._is_forked:
             self.outbox.raise_if_over()
 
@@ -311,7 +311,7 @@ class Receiver:
     # --- the thread ---
 
     def turn(self, ready: set[object]) -> int:
-        """Hand events to the core and carry out its instructions until no more follow; return the next pause in ms."""
+        """Hand events to the core, carry out its orders, and return the next pause in ms; errors of both pass."""
         now_s = time.monotonic()
         events = [*self.outbox.read_facts(), *self._wires.read(ready, now_s)]
         while True:
@@ -328,7 +328,7 @@ class Receiver:
         return max(0, int(1000 * pause_s) + 1)
 
     def _carry_out(self, orders: list[i.Instruction]) -> list[e.Event]:
-        """Carry out instructions in order, and return the resulting events."""
+        """Carry out instructions in order, and return the resulting events; errors of the wires pass through."""
         events: list[e.Event] = []
         for order in orders:
             carry_out = self._own_orders.get(type(order))

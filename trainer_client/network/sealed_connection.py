@@ -103,7 +103,8 @@ class SealedConnection:
     def expect(self, port: int) -> None:
         """Connect to the port that the worker sends payloads from, or hang up if it is 0.
 
-        A connection to that port stays as it is. A failure is logged, and mended at a later Pong.
+        A connection to that port stays as it is. A failure is logged, and mended at a later Pong. SettingsError of
+        `_follow` passes through.
         """
         self._port = port
         self._follow()
@@ -115,7 +116,8 @@ class SealedConnection:
     def renew(self) -> None:
         """Replace the connection under the same identity; hang up if the worker has no port for payloads.
 
-        If libzmq refuses, log a warning, keep the former connection, and try again at each Pong.
+        If libzmq refuses, log a warning, keep the former connection, and try again at each Pong. SettingsError of
+        `connect_sealed_dealer` passes through.
         """
         former = self.socket
         try:
@@ -182,7 +184,7 @@ class SealedConnection:
         """Return whether this Pong has to wait for payloads that the worker sent before it; if so, keep it.
 
         If another waits already, that is kept instead; a Pong that need not wait drops it. A connection that could not
-        be made before is tried again.
+        be made before is tried again. SettingsError of `_follow` passes through.
         """
         # It comes by another connection and may overtake them. Without the wait, the core would take their tickets for
         # lost, which the Pong no longer lists, and ask for their batches again.
@@ -216,7 +218,10 @@ class SealedConnection:
         return self._opener is not None and self._opener.number < pong.sealed
 
     def close(self) -> None:
-        """Hang up; do nothing if it is not connected."""
+        """Hang up; do nothing if it is not connected.
+
+        SettingsError of `renew` passes through.
+        """
         # Not by way of `expect`: after a failed `renew` the former socket is still open, and the context waits for it.
         self._port = 0
         self.renew()

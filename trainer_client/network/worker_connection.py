@@ -108,7 +108,8 @@ class WorkerConnection:
 
         A payload is None for a message that has none, or whose payload is missing. Frames that are not valid are
         counted and dropped, with all behind them in the same multipart message. A Welcome sets how payloads are decoded
-        and, with keys, the port of sealed ones. At most 64 multipart messages are read.
+        and, with keys, the port of sealed ones. At most 64 multipart messages are read. SettingsError of `put_off`
+        passes through.
         """
         for frames in read_waiting(self.socket, _TURN):
             for message, payload in self._read_all(iter(frames)):
@@ -120,7 +121,10 @@ class WorkerConnection:
                     yield message, payload
 
     def _read_all(self, frames: Iterator[zmq.Frame]) -> Iterator[tuple[Message, memoryview | None]]:
-        """Yield the messages of a multipart message, each with its payload; drop the frames from an invalid one on."""
+        """Yield the messages of a multipart message, each with its payload; drop the frames from an invalid one on.
+
+        A payload is None if the message brings none, or lacks its frame.
+        """
         # What follows an invalid frame may be its payload, and a payload must not be read as a message.
         for frame in frames:
             try:
@@ -143,7 +147,7 @@ class WorkerConnection:
     def read_late(self, now_s: float, patience_s: float) -> Iterator[tuple[Message, None]]:
         """Yield the Pong that was held back, once its payloads are here or count as lost; else yield nothing.
 
-        If they are lost, so may be their connection, which is replaced.
+        If they are lost, so may be their connection, which is replaced. SettingsError of `renew` passes through.
         """
         due = self.sealed.take_due(now_s, patience_s)
         if due is not None:
@@ -182,6 +186,9 @@ class WorkerConnection:
         self.socket.close(linger=linger)
 
     def close(self) -> None:
-        """Hang up both connections; messages that libzmq has queued get 100 ms to leave."""
+        """Hang up both connections; messages that libzmq has queued get 100 ms to leave.
+
+        SettingsError of `close` passes through.
+        """
         self.sealed.close()
         self._hang_up(linger=100)

@@ -74,7 +74,10 @@ class WorkerConnections:
         self._poll(order.connection_id)
 
     def close(self, order: i.Close) -> Iterator[e.Event]:
-        """Close a connection, if there is one with this id; yield nothing."""
+        """Close a connection, if there is one with this id; yield nothing.
+
+        SettingsError of `_drop` passes through.
+        """
         self._drop(order.connection_id)
         yield from ()
 
@@ -92,7 +95,7 @@ class WorkerConnections:
         """Replace a connection; yield `ConnectionFailed`, and drop it, if its endpoint can never be connected to.
 
         If libzmq refuses, as without a free descriptor, log a warning: the former connection stays, and the core will
-        order this again.
+        order this again. SettingsError of `_drop` passes through.
         """
         connection = self._connections[order.connection_id]
         self._forget_sockets(order.connection_id)
@@ -130,7 +133,7 @@ class WorkerConnections:
         """Yield the events of these sockets: messages of workers, and connections that came up or went down.
 
         Pongs that were held back for sealed payloads come as well, once they are due. Frames that are not valid are
-        counted and dropped. Sockets that are no worker's are passed over.
+        counted and dropped. Sockets that are no worker's are passed over. SettingsError of `read` passes through.
         """
         for connection_id in sorted({self._by_socket[socket] for socket in ready if socket in self._by_socket}):
             connection = self._connections[connection_id]
@@ -239,7 +242,10 @@ class WorkerConnections:
         return self._fallbacks + sum(connection.sealed.fallbacks for connection in list(self._connections.values()))
 
     def close_all(self) -> None:
-        """Close all connections; what libzmq has queued on them gets 100 ms to leave."""
+        """Close all connections; what libzmq has queued on them gets 100 ms to leave.
+
+        SettingsError of `close` passes through.
+        """
         for connection in self._connections.values():
             connection.close()
 

@@ -149,7 +149,8 @@ class LeaseAccount(FeedCursor):
     def refuse_unread(self, rounds: int) -> None:
         """Raise SettingsError if the user counts more batches than were taken and are not counted yet.
 
-        Raise SettingsError as well in a process that was forked from the one that connected.
+        Raise SettingsError as well in a process that was forked from the one that connected. ClosedError of
+        `refuse_fork` passes through.
         """
         self._receiver.refuse_fork()
         uncounted = self._settled + len(self._taken) - self._counted

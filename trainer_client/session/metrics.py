@@ -178,7 +178,8 @@ def serve(
 ) -> None:
     """Serve a feed's metrics until its receive thread ends; with `targets`, announce the address in that folder.
 
-    Raise SettingsError if the port cannot be used; a folder that cannot be written to only logs a warning.
+    Raise SettingsError if the port cannot be used; a folder that cannot be written to only logs a warning. MachineError
+    of `MetricsServer` passes through.
     """
     spec, core = receiver.spec, receiver.settings.core
     process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
@@ -197,7 +198,10 @@ def _samples_while_used(
 
 
 def trainer_samples(receiver: Receiver, maker: BatchMaker, accounts: Accounts) -> Iterator[MetricSamples]:
-    """Yield the samples of all metrics of a feed; step waits are left out until the training loop reports any."""
+    """Yield the samples of all metrics of a feed; step waits are left out until the training loop reports any.
+
+    Garbage, waits, and the feed's counts and sums by part are always there, with zeros.
+    """
     stream, counts = receiver.settings.core.stream, accounts.counts
     yield MetricSamples.single(GARBAGE, receiver.count_garbage())
     yield MetricSamples(DATA_WAIT, {(stream,): Spread(tuple(counts.waits), counts.wait_s)})

@@ -72,7 +72,10 @@ class _Watcher:
         self._thread.start()
 
     def restore(self) -> None:
-        """Restore what was replaced, unless somebody else replaced it meanwhile."""
+        """Restore what was replaced, unless somebody else replaced it meanwhile.
+
+        The thread has ended, and its sockets are closed, when this returns.
+        """
         if signal.getsignal(signal.SIGINT) is _raise_once_outside:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if sys.unraisablehook == self._on_dropped:
@@ -91,7 +94,11 @@ class _Watcher:
             self.hear()
 
     def hear(self) -> None:
-        """Act on the signals that came, if any; called by our thread, and by the main thread, which may be faster."""
+        """Act on the signals that came, if any; called by our thread, and by the main thread, which may be faster.
+
+        Pass the bytes on to the descriptor that was set before ours, interrupt the feeds if the signal was Ctrl-C, and
+        wake them in any case.
+        """
         # Reading the number and setting `pending` are one step: a thread that finds nothing left to read must already
         # see it as pending.
         with self._hearing:

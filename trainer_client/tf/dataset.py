@@ -212,7 +212,8 @@ class _Counting:
         """Count the last pass if a consumer inside a graph, which cannot be observed, has read it to its end.
 
         Do nothing in queue mode, in an evaluation, or if the feed has failed. It takes an element of the iterator, so
-        call it only when the old consumer wants no more. Raise LostError as `on_ended` does.
+        call it only when the old consumer wants no more. Raise LostError as `on_ended` does. SettingsError, EndedError
+        and ClosedError of `on_ended` pass through.
         """
         session, iterator = self.session, self._iterator
         is_counted = session.error is None and session.cursor.may_count_pass(is_seen=False)
@@ -371,7 +372,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
         return self._observed(super().__next__)
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
-        """Yield as `FeedDataset.staged` does; end and errors are observed only when the consumer gets there."""
+        """Yield as `FeedDataset.staged` does; count the end and raise errors only when the consumer gets there."""
         self.counting.on_staged()
         with Staging(functools.partial(make, super().__next__), PREFETCH) as staging:
             while True:

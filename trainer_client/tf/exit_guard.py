@@ -39,7 +39,7 @@ def watch(reading: Endable) -> None:
 
 
 def enter(reading: Endable) -> None:
-    """Note that a thread of the framework enters a pass."""
+    """Note that a thread of the framework enters this pass, so that Python's end waits for it."""
     # By id: the set must not keep a pass alive, and a pass is left at the latest when it goes.
     _inside.add(id(reading))
 

@@ -86,7 +86,8 @@ class Openings:
         """Begin a pass at the cursor; pass on the error by which the witness prevents it.
 
         Raise SettingsError as well if all epochs of `connect(epochs=)` are over, RefusedError if other ranks stand at
-        another cursor, and LostError if the coordinator does not answer.
+        another cursor, and LostError if the coordinator does not answer. EndedError and ClosedError of `open` pass
+        through.
         """
         self.witness.on_opening()
         keep_freed_memory(trim_bytes=_TRIM_BYTES, mmap_bytes=_MMAP_BYTES)
@@ -169,7 +170,7 @@ def _begin(dataset: np.int64) -> Any:
 def _advance(number: np.int64) -> list[Any]:
     """Return the next element of an iterator, whose pass begins with its first; raise StopIteration at the end.
 
-    Raise the pass' errors as well, of opening it and of reading.
+    Raise the pass' errors as well, of opening it and of reading. StokerError of `Openings` passes through.
     """
     current = _PASSES[int(number)]
     if isinstance(current, Openings):  # opened only now, because many iterators never ask for an element
@@ -184,7 +185,10 @@ def _end(number: np.int64) -> Any:
 
 
 def generate(openings: Openings, signature: Any) -> tf.data.Dataset:
-    """Return a dataset whose elements are fetched by the thread that asks for them, without waking another one."""
+    """Return a dataset whose elements are fetched by the thread that asks for them, without waking another one.
+
+    Each iterator begins by calling `openings` at its first element. What TensorFlow raises passes through.
+    """
     _tell_when_python_ends()
     number, specs = next(_NUMBERS), tuple(tf.nest.flatten(signature))
     # Outside of the caller's graph and device: the functions are kept for all later datasets of these elements.
@@ -223,7 +227,7 @@ def _functions(specs: tuple[tf.TensorSpec, ...]) -> tuple[Any, Any, Any, Any]:
 
 
 def _elements(number: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> tf.Tensor:
-    """Return the dataset of one iterator's elements."""
+    """Return the dataset of one iterator's elements, each made by calling Python's `_advance` with its number."""
     # No thread of TensorFlow's own in between: a ready batch enters in 0.6 ms even with cold caches.
     # The unused argument gives a node its name, which TensorFlow warns of if it is `_`.
     fetch = _traced(lambda place: call_python(_advance, [number], [spec.dtype for spec in specs]))  # noqa: ARG005

@@ -49,7 +49,7 @@ examples:
 
 
 def add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the command and return its parser."""
+    """Add `train` with all of its options, which runs `_train`, to these commands, and return its parser."""
     command = command_named(commands, "train", _train, ("Train a model on a stream.", _TRAIN, _TRAIN_EXAMPLES))
     _add_module(command)
     add_job(command).add_argument("--stream", default="train", help="train on this stream of the job (default: train)")

@@ -29,7 +29,7 @@ _USUAL_CUTS = 4
 
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add the command `verify`, and return its parser."""
+    """Add `verify` with all of its options, which runs `_verify`, to these commands, and return its parser."""
     texts = ("Print a digest over an epoch's batches, and compare it.", _VERIFY, _VERIFY_EXAMPLES)
     command = command_named(commands, "verify", _verify, texts)
     command.add_argument(

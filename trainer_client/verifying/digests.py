@@ -91,7 +91,7 @@ class CutPart:
 def cut_plan(batches: int, group: int, cuts: int, draws: Random) -> list[CutPart]:
     """Return the parts of the first `batches` batches, each with a random world; none if there are no batches.
 
-    There are `cuts` cuts, or fewer where rounds leave no room for them.
+    There are `cuts` cuts, or fewer where rounds leave no room for them. ValueError of `rounds` passes through.
     """
     inner = range(1, batches)
     stops = [*sorted(draws.sample(inner, min(cuts, len(inner)))), batches]

@@ -86,6 +86,7 @@ def _read(receiver: Receiver, cursor: Cursor, stop: int) -> Iterator[tuple[int, 
     """Yield number and digest of each batch from the cursor on, before `stop`; empty places are left out.
 
     Raise ProtocolError if the epoch ends earlier, and the reader's errors, such as LostError and EndedError.
+    ClosedError of `take` passes through.
     """
     maker, reader = BatchMaker(receiver), Reader(Position(cursor.epoch, cursor.number, cursor.group))
     next_number = cursor.number
@@ -110,7 +111,8 @@ def read_epochs(source: EpochsOfJob, note: Callable[[int, int], None] = lambda _
     `note` is called with the number of batches read and to read in the epoch. Raise NotComparableError if the job reads
     in another group, or has no such epochs, because the stream is for evaluation. Raise ProtocolError if batches come
     out of order or end early, LostError if nobody answers, RefusedError if the job refuses the reader, EndedError if it
-    has ended, MachineError if too few open files are left, and SettingsError for unusable keys or numbers.
+    has ended, MachineError if too few open files are left, and SettingsError for unusable keys or numbers. ClosedError
+    of `_read_epoch` passes through.
     """
     with _connected(source) as receiver:
         start = receiver.attach(None).cursor  # the job's own, which has its group and plan
@@ -153,7 +155,7 @@ def read_part(source: EpochsOfJob, whole: EpochDigests, part: CutPart) -> Iterat
     A reader of its own resumes at the part's beginning, and reads in rounds of the part's world. Raise
     NotComparableError if the group has changed since, ProtocolError if the epoch ends early, LostError if nobody
     answers, RefusedError if the job refuses the reader, EndedError if it has ended, MachineError if too few open files
-    are left, and SettingsError for unusable keys.
+    are left, and SettingsError for unusable keys. ClosedError of `_read` passes through.
     """
     cursor = Cursor(whole.epoch, part.start, whole.group, whole.plan_digest)
     with _connected(source, part.world) as receiver:

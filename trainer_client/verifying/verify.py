@@ -70,6 +70,7 @@ def verify(order: VerifyOrder) -> int:
 
     Raise NotComparableError if the request or the other job cannot be compared, ProtocolError if batches are missing or
     out of order, and LostError, RefusedError, EndedError, MachineError and SettingsError as `read_epochs` does.
+    ClosedError of `_compare` passes through.
     """
     with progress_bar() as progress:
         outcome = _compare(order, progress)
@@ -84,7 +85,7 @@ def _compare(order: VerifyOrder, progress: Progress) -> _Comparison:
     """Read as ordered, and return the comparison with a second reading, another job or a digest.
 
     Raise NotComparableError, ProtocolError, LostError, RefusedError, EndedError, MachineError and SettingsError as
-    `verify` does.
+    `verify` does. ValueError of `differences` and ClosedError of `read_epochs` pass through.
     """
     epochs = read_epochs(order.source, _noter(progress, "reading"))
     outcome = _Comparison(epochs=epochs, parts={}, of_cuts=[], of_other=[], other_digest=None, other_plan=None)
@@ -197,6 +198,6 @@ def _named(digest: int | None) -> str:
 
 
 def _noter(progress: Progress, title: str) -> Callable[[int, int], None]:
-    """Return a function that shows the progress of a reading."""
+    """Add a task of this title to the progress, and return a function that shows how many of how many are done."""
     task = progress.add_task(title, total=None)
     return lambda done, of: progress.update(task, completed=done, total=of, description=f"{title}: {done} of {of}")

@@ -77,7 +77,8 @@ def run(options: argparse.Namespace) -> int:
 def _picture(batch: ShownBatch, path: Path, facts: dict[str, Any]) -> StokerError | None:
     """Draw a batch, and add the picture and the keys it lacks to the facts; return the error if that fails, or None.
 
-    Such errors are missing matplotlib, and a file that cannot be written; others are raised.
+    Such errors are missing matplotlib, and a file that cannot be written; others are raised. ValueError of `draw`
+    passes through.
     """
     try:
         left_out = draw(batch, path)
@@ -157,7 +158,10 @@ def _draw_facts(step: str, drawn: Drawn) -> dict[str, Any]:
 
 
 def _tables(facts: dict[str, Any]) -> list[Any]:
-    """Return the table of the batch, and lines on errors, picture and sound."""
+    """Return the table of the batch, and lines on errors, picture and sound.
+
+    There is a line for each masked row, and none on picture and sound unless they were written.
+    """
     samples = facts["samples"]
     keys = list(samples[0]["lengths"]) if samples else []
     texts = list(dict.fromkeys(key for sample in samples for key in sample["texts"]))

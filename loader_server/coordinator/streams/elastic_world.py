@@ -186,7 +186,7 @@ class ElasticWorld:
     def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
         """Return a refusal unless the trainer has this place in the world that trains, or that has ended its run.
 
-        Otherwise note that it lives, and return None.
+        Otherwise note that it lives, and return None. ValueError of `rank_of` passes through.
         """
         member = self.member_of(attach.incarnation)
         place = (self.version, self.rank_of(member), self.ranks, member.replicas) if member is not None else None
@@ -326,7 +326,7 @@ class ElasticWorld:
         return len(self.members) < self.limits[1] and self.ranks + join.replicas <= room
 
     def _fresh(self, now_s: float) -> list[_Joiner]:
-        """Return the joiners that asked within the last heartbeat timeout: others may be gone."""
+        """Return the joiners, if any, that asked within the last heartbeat timeout: others may be gone."""
         return [joiner for joiner in self._joiners.values() if now_s - joiner.heard_s <= self._timeout_s]
 
     def _awaited(self) -> list[str]:

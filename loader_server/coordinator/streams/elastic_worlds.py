@@ -88,7 +88,10 @@ class Worlds:
     # --- attached trainers ---
 
     def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
-        """Return a refusal if the rank is not the trainer's to have: in the elastic world, or beside one; else None."""
+        """Return a refusal if the rank is not the trainer's to have: in the elastic world, or beside one; else None.
+
+        ValueError of `check` passes through.
+        """
         world = self._worlds.get(attach.stream)
         if attach.world_version is not None:
             return world.check(attach, now_s) if world is not None else objections.world_changed(attach, 0, "")
@@ -122,7 +125,10 @@ class Worlds:
         return self._settle(stream, world.leave(incarnation, self._room(stream), now_s)) if world is not None else []
 
     def end_runs(self, done: Iterable[Instruction]) -> list[Instruction]:
-        """End the world of each run whose final results are among `done`; return refusals for its waiting spares."""
+        """End the world of each run whose final results are among `done`; return refusals for its waiting spares.
+
+        Without such results, or without a world of that stream, nothing is done and [] returned.
+        """
         # Not before all ranks are done: the first to leave would otherwise end the world of the others in their last
         # step.
         facts = [order.fact for order in done if isinstance(order, Keep) and isinstance(order.fact, ResultsKept)]

@@ -61,7 +61,7 @@ class AttachedTrainer(AttachedReader):
 
     @property
     def ranks(self) -> range:
-        """Return the ranks that it claims."""
+        """Return the consecutive ranks that it claims, one for each of its replicas, from the rank of its Attach."""
         return range(self.attach.rank, self.attach.rank + self.attach.replicas)
 
     def hear(self, peer: bytes, progress: m.Progress, now_s: float) -> None:
@@ -182,7 +182,7 @@ class StreamTrainers:
         """Return whether another trainer has taken one of its ranks since it held them.
 
         That is so if one of these ranks has a higher tenure than it shows, or a later incarnation in a rank that it
-        held, as far as is remembered.
+        held, as far as is remembered. ValueError of `last_tenure` passes through.
         """
         # By its tenure even if its incarnation is forgotten: only the latest few are remembered, and a journal on a
         # full disk lacks the newest.

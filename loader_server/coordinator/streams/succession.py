@@ -60,7 +60,7 @@ class Succession:
 
         It gives up all other ranks that it held. It keeps the tenure that it shows or, if it holds all of these ranks
         already, has; otherwise it gets the next one. Orders have the latest 16 incarnations. Nothing is changed here:
-        see `set_order`.
+        see `set_order`. ValueError of `last_tenure` passes through.
         """
         # A repeated attach must not raise the tenure: the trainer may have heard the first answer, and would then be
         # superseded by itself.

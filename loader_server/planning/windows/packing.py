@@ -27,7 +27,10 @@ BLOCK = 4096
 
 
 def in_rows(filling: Filling, candidates: Candidates, key: str, capacity: int) -> WindowPlan:
-    """Pack a window's samples into rows of `capacity` steps, and deal the rows to groups."""
+    """Pack a window's samples into rows of `capacity` steps, and deal the rows to groups.
+
+    A sample that is longer than `capacity` has to be dropped before, which is not checked.
+    """
     order = sample_order(filling.data_pass, candidates.samples, candidates.cycles)
     row = np.empty(len(order), np.int64)
     rows = 0

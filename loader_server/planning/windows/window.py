@@ -93,7 +93,7 @@ class WindowPlan:
         )
 
     def row_of(self, sample: int) -> int:
-        """Return the row of the sample at this index."""
+        """Return the row that holds the sample at this place of the window; its own place unless rows are packed."""
         return sample if self.row_starts is None else int(np.searchsorted(self.row_starts, sample, side="right")) - 1
 
     def first_of(self, row: int) -> int:

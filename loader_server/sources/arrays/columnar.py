@@ -113,7 +113,8 @@ class ColumnarSource(Source):
         """Return the columns and the groups of all files; groups without rows are left out.
 
         Raise a DataError if there is no file, one is missing, named twice or broken, has unusable columns, or differs
-        from the first file in its schema; a ReadError if a store cannot be asked or read.
+        from the first file in its schema; a ReadError if a store cannot be asked or read. SettingsError of `_groups_in`
+        passes through.
         """
         paths, kinds = self._paths(), list[ColumnKind]()
         found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
@@ -131,7 +132,7 @@ class ColumnarSource(Source):
     def _groups_in(self, path: str) -> GroupsOfFile:
         """Return a file's columns and groups; raise a DataError if the file is missing or broken, or the disk fails.
 
-        Raise a ReadError if its store cannot be asked or read.
+        Raise a ReadError if its store cannot be asked or read. SettingsError of `facts` passes through.
         """
         self.files.facts(path)
         try:
@@ -167,6 +168,7 @@ class ColumnarSource(Source):
         """Return the fields of columns of numbers, and of lists of numbers; texts and bytes have none.
 
         Before there is an index, raise a DataError if a file cannot be used, or a ReadError if a store cannot be asked.
+        SettingsError of `_kinds` passes through.
         """
         return fields_of_rows(
             (kind.key, kind.dtype, kind.inner, kind.ragged) for kind in self._kinds if kind.holds == "numbers"
@@ -187,6 +189,7 @@ class ColumnarSource(Source):
 
         Raise a DataError if there is no file, or one is missing, broken or named twice, has unusable columns, or has
         another schema than the first; a ReadError if a store cannot be asked, and an OSError if the disk fails.
+        SettingsError of `noted_origin` passes through.
         """
         return Inventory(
             total=int(self._firsts[-1]),
@@ -200,7 +203,7 @@ class ColumnarSource(Source):
 
         Ranges end where groups do and have at least `rows` rows, so that each group is decoded in one piece. If fewer
         rows than `piece_rows` are asked for, each range has exactly `rows`, wherever groups end. The last one has what
-        is left.
+        is left. DataError and SettingsError of `_firsts` pass through.
         """
         start = 0
         for stop in self._firsts[1:].tolist():
@@ -226,7 +229,10 @@ class ColumnarSource(Source):
         return Found(rows=[row for part in parts for row in part.rows], numbers=numbers, bad=bad)
 
     def _group_of(self, row: int) -> int:
-        """Return the number of the group that holds a row; beyond the last row that is the number of groups."""
+        """Return the number of the group that holds a row; beyond the last row that is the number of groups.
+
+        DataError and SettingsError of `_firsts` pass through.
+        """
         return int(np.searchsorted(self._firsts, row, side="right")) - 1
 
     def _probe_group(self, group: int, piece: range) -> Found:
@@ -284,7 +290,10 @@ class ColumnarSource(Source):
             raise unusable(where, rows, got) from None
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
-        """Return the first sample of each group, and behind them the number of samples, as "first_samples"."""
+        """Return the first sample of each group, and behind them the number of samples, as "first_samples".
+
+        DataError and SettingsError of `_firsts` pass through.
+        """
         # Bad rows are left out, so groups begin at other numbers among samples than among rows.
         return {"first_samples": np.searchsorted(numbers["row"], self._firsts).tolist()}
 
@@ -294,7 +303,8 @@ class ColumnarSource(Source):
         """Take the index; raise a DataError if a file is gone or has changed since it was made.
 
         Raise a ReadError if a store cannot be asked, and an OSError if a file cannot be read. Files are not compared
-        again if the index opened before was made from the same ones.
+        again if the index opened before was made from the same ones. SettingsError of `refuse_other_files` passes
+        through.
         """
         # Measuring lengths opens piece after piece of the same files, whose digests need not be compared each time.
         if not hasattr(self, "indexed") or self.indexed.origin != indexed.origin:
@@ -315,7 +325,10 @@ class ColumnarSource(Source):
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """Return the first sample of each file that has samples."""
+        """Return the first sample of each file that has samples.
+
+        DataError and SettingsError of `_about` pass through.
+        """
         starts = np.array(self.indexed.about["first_samples"])
         # Groups with samples: all rows of a group may be bad.
         having = np.flatnonzero(np.diff(starts))
@@ -326,7 +339,7 @@ class ColumnarSource(Source):
         """Return the texts of a column, block by block, decoding nothing but this column.
 
         Return None if the key is no column of texts, or if files are remote. The iterator raises a ReadError if a group
-        is damaged, or an OSError if the disk fails.
+        is damaged, or an OSError if the disk fails. SettingsError of `_kinds` passes through.
         """
         kind = next((kind for kind in self._kinds if (kind.key, kind.holds) == (key, "text")), None)
         return self._texts_of(kind) if kind is not None and not self.files.are_remote else None
@@ -334,7 +347,7 @@ class ColumnarSource(Source):
     def _texts_of(self, kind: ColumnKind) -> Iterator[Sequence[str]]:
         """Yield the texts of a column, block by block, decoding a group at a time.
 
-        Raise a ReadError if one is damaged, or an OSError if the disk fails.
+        Raise a ReadError if one is damaged, or an OSError if the disk fails. SettingsError of `_firsts` passes through.
         """
         bounds = np.searchsorted(self._rows, self._firsts).tolist()
         for group, (start, stop) in enumerate(itertools.pairwise(bounds)):
@@ -348,7 +361,10 @@ class ColumnarSource(Source):
 
     @cached_property
     def _kept(self) -> RowGroups:
-        """Return the memory of decoded groups, made by the first call."""
+        """Return the memory of decoded groups, made by the first call.
+
+        DataError and SettingsError of `_kinds` pass through.
+        """
         return RowGroups(self._kinds, self._firsts, self.settings.cache, self._decode_group)
 
     def _decode_group(self, group: int) -> list[ColumnValues]:
@@ -363,7 +379,10 @@ class ColumnarSource(Source):
         return values
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return one sample of each group that is not in memory."""
+        """Return one sample of each group that is not in memory.
+
+        DataError and SettingsError of `_kept` pass through.
+        """
         # A sample for each group is enough: reading it decodes the whole group.
         return samples[self._kept.missing(self._rows[samples])]
 
@@ -380,6 +399,7 @@ class ColumnarSource(Source):
         """Return a value for each column: new arrays, numbers, texts and bytes.
 
         Raise an IndexError if there is no such sample, or a ValueError if the bytes are not those of such values.
+        DataError and SettingsError of `_kinds` pass through.
         """
         self.checked(sample)
         parts = zip(self._kinds, parted(raw, len(self._kinds)), strict=True)
@@ -396,18 +416,24 @@ class ColumnarSource(Source):
     # --- for people ---
 
     def name(self, sample: int) -> str:
-        """Return the file as the job file names it, and the row in it; raise an IndexError if there is none."""
+        """Return the file as the job file names it, and the row in it; raise an IndexError if there is none.
+
+        DataError and SettingsError of `_place_of` pass through.
+        """
         return "{}, row {}".format(*self._place_of(sample))
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the file, and the row in it, counted from 0; raise an IndexError if there is no such sample."""
+        """Return the file, and the row in it, counted from 0; raise an IndexError if there is no such sample.
+
+        DataError and SettingsError of `_place_of` pass through.
+        """
         path, row = self._place_of(sample)
         return self.files.where(path), row
 
     def identity(self, sample: int) -> str:
         """Return path, size and digest of the file, and the row in it.
 
-        Raise an IndexError if there is no such sample.
+        Raise an IndexError if there is no such sample. DataError and SettingsError of `_place_of` pass through.
         """
         path, row = self._place_of(sample)
         # Not by the time of change: a copy of the file has another one, and its samples are the same.
@@ -417,19 +443,25 @@ class ColumnarSource(Source):
     def _place_of(self, sample: int) -> tuple[str, int]:
         """Return the sample's file and its row there, counted from 0.
 
-        Raise an IndexError if there is no such sample.
+        Raise an IndexError if there is no such sample. DataError and SettingsError of `_about` pass through.
         """
         row = int(self._rows[self.checked(sample)])
         return self._about["paths"][self._about["file"][self._group_of(row)]], self._row_in_file(row)
 
     @cached_property
     def _first_of_file(self) -> NDArray[np.int64]:
-        """Return for each group the first row of its file."""
+        """Return for each group the first row of its file.
+
+        DataError and SettingsError of `_about` pass through.
+        """
         files = np.array(self._about["file"], np.int64)
         return self._firsts[:-1][np.searchsorted(files, files)]
 
     def _row_in_file(self, row: int) -> int:
-        """Return the number that a row has in its own file."""
+        """Return the number that a row has in its own file.
+
+        DataError and SettingsError of `_first_of_file` pass through.
+        """
         return row - int(self._first_of_file[self._group_of(row)])
 
     def close(self) -> None:

@@ -54,6 +54,7 @@ class NumpySource(Source):
         """Return the arrays of the chosen keys, mapped by the first call.
 
         Raise a DataError if a file or array cannot be used, or a ReadError if a remote file cannot be fetched.
+        SettingsError of `_found_paths` and MachineError of `open_columns` pass through.
         """
         return open_columns(self.files, self._found_paths(), self.settings.keys)
 
@@ -69,6 +70,7 @@ class NumpySource(Source):
         """Return the field of each array, which the first call maps.
 
         Raise a DataError if a file or array cannot be used, or a ReadError if a remote file cannot be fetched.
+        SettingsError and MachineError of `_columns` pass through.
         """
         return fields_of_rows(
             (column.key, str(column.values.dtype), column.values.shape[1:], column.offsets is not None)
@@ -89,7 +91,8 @@ class NumpySource(Source):
         """Count the rows of the arrays.
 
         Raise a DataError if there is no file, a file or array cannot be used, or rows differ in number; a ReadError if
-        a store cannot be asked or read, and an OSError if the disk fails.
+        a store cannot be asked or read, and an OSError if the disk fails. SettingsError and MachineError of `_columns`
+        pass through.
         """
         total = self._columns[0].samples
         return Inventory(
@@ -103,7 +106,8 @@ class NumpySource(Source):
         """Return the lengths of these rows: of a ragged array the differences of its offsets.
 
         Where no array is ragged, the size of the first axis counts; other arrays have no lengths. Raise a DataError if
-        offsets fall, or a file or array cannot be used; a ReadError if a remote file cannot be fetched.
+        offsets fall, or a file or array cannot be used; a ReadError if a remote file cannot be fetched. SettingsError
+        and MachineError of `_columns` pass through.
         """
         numbers = {"row": np.arange(piece.start, piece.stop)}
         for column, field in zip(self._columns, self.fields, strict=True):
@@ -132,7 +136,8 @@ class NumpySource(Source):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a file is gone or has changed since it was made.
 
-        Raise a ReadError if a store cannot be asked, and an OSError if a file cannot be read.
+        Raise a ReadError if a store cannot be asked, and an OSError if a file cannot be read. SettingsError of
+        `refuse_other_files` passes through.
         """
         refuse_other_files(self.files, indexed)
         self.indexed = indexed
@@ -145,7 +150,8 @@ class NumpySource(Source):
         """Yield the bytes of each sample's arrays, all keys in one piece.
 
         Raise a ReadError if a file is no longer the indexed one, a DataError if it cannot be used, an OSError if the
-        disk fails, and an IndexError if a number is out of range.
+        disk fails, and an IndexError if a number is out of range. SettingsError and MachineError of `_columns` pass
+        through.
         """
         self._in_use.refuse_changed()  # before as well: reading a mapped file beyond its end kills the process (SIGBUS)
         columns = self._columns
@@ -193,7 +199,7 @@ class NumpySource(Source):
         """Write all rows of a batch at once, padded, for the keys that `out` has; plain rows are copied as they are.
 
         Raise a ReadError if a file is no longer the indexed one, a DataError if it cannot be used, and an OSError if
-        the disk fails.
+        the disk fails. SettingsError and MachineError of `_columns` pass through.
         """
         self._in_use.refuse_changed()  # before as well, as in `read`
         rows = self._rows[samples]

@@ -46,7 +46,7 @@ class ArrayColumn:
 
     @property
     def samples(self) -> int:
-        """Return how many samples there are."""
+        """Return how many samples the column has: one fewer than there are offsets, or one for each value."""
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
 
@@ -55,7 +55,7 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
 
     Raise a DataError if there is no array, if a file is missing, broken or holds pickles, if a key is missing or there
     twice, or if columns differ in length, have no usable dtype, or have offsets that do not fit their values; a
-    ReadError if a remote file cannot be fetched.
+    ReadError if a remote file cannot be fetched. SettingsError and MachineError of `_arrays_of` pass through.
     """
     arrays: dict[str, NDArray[Any]] = {}
     for path in paths:
@@ -84,7 +84,7 @@ def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
     """Return the arrays of a file by name, mapped.
 
     Raise a DataError if it is missing, or not a whole file of plain arrays, or the disk fails; a ReadError if a remote
-    file cannot be fetched.
+    file cannot be fetched. SettingsError of `facts` and MachineError of `keep_local` pass through.
     """
     files.facts(path)
     try:
@@ -129,7 +129,10 @@ def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ND
 
 
 def _start_of(file: Path, member: zipfile.ZipInfo) -> int:
-    """Return where a member's bytes begin in the file."""
+    """Return at which byte of the file a member's content begins, by its local header.
+
+    Raise an OSError if the file cannot be read, or a ValueError if it ends within that header.
+    """
     with file.open("rb") as stream:
         stream.seek(member.header_offset)
         header = stream.read(_NAME_AT)

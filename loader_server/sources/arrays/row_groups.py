@@ -88,7 +88,7 @@ class RowGroups:
         return away[np.unique(groups[away], return_index=True)[1]] if len(away) else away
 
     def _groups_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the group of each row."""
+        """Return, for each row of the data set, the number of the group that holds it."""
         # side="right" passes over groups without rows, which begin at the same row as the next.
         return np.searchsorted(self._firsts, rows, side="right") - 1
 
@@ -190,7 +190,10 @@ class RowGroups:
         return values
 
     def _bytes_of(self, group: int, within: int) -> list[bytes]:
-        """Return copies of the bytes of one row of a group; the caller holds the lock."""
+        """Return copies of the bytes of one row of a group; the caller holds the lock.
+
+        There is one value for each column, in the order of the columns.
+        """
         values = []
         for kind in self._kinds:
             start = int(self._values_at[kind.key][group])
@@ -255,7 +258,7 @@ class RowGroups:
         return start
 
     def _forget(self, is_in_the_way: Callable[[_Span], bool]) -> None:
-        """Evict the oldest groups, as long as they are in the way."""
+        """Evict the oldest groups, one after another, as long as the oldest is in the way; none left ends it too."""
         while self._spans and is_in_the_way(self._spans[0]):
             gone = self._spans.popleft().group
             self._here[gone] = False

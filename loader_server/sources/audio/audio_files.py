@@ -84,7 +84,8 @@ def decoded_audio(
 
     That is `channel`, or the average of all. Raise a SampleError if the bytes are no audio or are recognizably cut
     short (see containers), or if they would decode to more than `largest` bytes (0: no limit). Plain WAV files (see
-    containers) are decoded without comparing `largest`: their header cannot claim more than the file holds.
+    containers) are decoded without comparing `largest`: their header cannot claim more than the file holds. ValueError
+    of `plain_wav` passes through.
     """
     plain = plain_wav(raw)
     if plain is not None:
@@ -137,7 +138,8 @@ def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and which channel of
 
     That is `channel`, which the file has to have, or the average of all. Only these frames are decoded; fewer come back
     if the file ends before. Raise a SampleError if the file is no audio or is recognizably cut short, or if the stretch
-    would decode to more than `largest` bytes (0: no limit); an OSError if it cannot be read.
+    would decode to more than `largest` bytes (0: no limit); an OSError if it cannot be read. IndexError of `_mono`
+    passes through.
     """
     try:
         mended = _whole_audio(_of_handle(handle), os.fstat(handle).st_size, where)
@@ -187,6 +189,7 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
 
     Only the first bytes of a plain WAV file are fetched, but all of any other file. Raise a SampleError if it is empty,
     no audio, or recognizably cut short; a DataError if it is missing; a ReadError if it cannot be fetched.
+    SettingsError of `facts` and MachineError of `part` pass through.
     """
     facts = files.facts(url)
     if facts.bytes == 0:
@@ -266,7 +269,7 @@ def _whole_audio(read: Callable[[int, int], bytes], size: int, where: str) -> io
 
 
 def _cut_short(expected: str, got: str, where: str) -> SampleError:
-    """Return the SampleError for a file that lost its end."""
+    """Return the SampleError, of reason "truncated", for a file that lost its end."""
     return SampleError(
         reason="truncated",
         expected=expected,
@@ -302,5 +305,5 @@ def _undecodable(where: str, error: Exception) -> SampleError:
 
 
 def _unusable(reason: str, expected: str, got: str, path: str) -> SampleError:
-    """Return the SampleError for a file that is unusable for this reason."""
+    """Return the SampleError, with the path in it, by which a recording's row is masked or becomes a bad row."""
     return SampleError(reason=reason, expected=expected, got=f"{got}: {path}", where=path, remedy="Remove the row.")

@@ -243,7 +243,10 @@ def is_ogg_cut(read: Read, size: int) -> bool:
 
 
 def plain_wav(raw: bytes) -> tuple[NDArray[np.float32], int] | None:
-    """Return the samples of a plain WAV file, from -1 to 1, and their rate; None for any other file."""
+    """Return the samples of a plain WAV file, from -1 to 1, and their rate; None for any other file.
+
+    ValueError of `plain_samples` passes through.
+    """
     header = plain_header(raw, len(raw))
     return header and (plain_samples(raw, HEADER_BYTES), header[1])
 

@@ -40,7 +40,7 @@ class RecordedSource(Source):
         self._recordings.look_for_changes(time_s)
 
     def indexed_files(self) -> IndexedFiles:
-        """Return the files of the recordings."""
+        """Return, for each sample, the path and the size of its recording's file; a remote one has an empty path."""
         return self._recordings.indexed_files()
 
     def expect(self, samples: NDArray[np.int64]) -> None:
@@ -52,7 +52,8 @@ class RecordedSource(Source):
         """Return the bytes of each sample's recording or stretch, read when they are asked for.
 
         Raise an IndexError for a number that is no sample; reading raises a ReadError if a file is not the indexed one
-        or a remote one cannot be fetched, and an OSError if it cannot be opened or read.
+        or a remote one cannot be fetched, and an OSError if it cannot be opened or read. SettingsError and MachineError
+        of `read` pass through.
         """
         return map(self._recordings.read, [self.checked(sample) for sample in samples])
 
@@ -89,7 +90,8 @@ class RecordedSource(Source):
         """Return the bytes of each stretch; empty bytes where decoding has to seek in the file.
 
         Read whole samples if any chunk does not cut the audio. Reading raises a ReadError if a file is not the indexed
-        one or a remote one cannot be fetched, and an OSError if it cannot be opened or read.
+        one or a remote one cannot be fetched, and an OSError if it cannot be opened or read. SettingsError and
+        MachineError of `read_chunk` pass through.
         """
         if not all(_AUDIO in chunk.keys for chunk in chunks):
             return super().read_chunks(chunks)
@@ -134,7 +136,7 @@ class ListedSource(RecordedSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a list is gone or has changed since it was made.
 
-        Raise a ReadError if its store cannot be asked.
+        Raise a ReadError if its store cannot be asked. SettingsError of `refuse_other_list` passes through.
         """
         for facts in indexed.origin:
             refuse_other_list(facts, self.files, self.list_kind, indexed.place)

@@ -64,7 +64,7 @@ class _Extent:
 
     @property
     def is_whole_file(self) -> bool:
-        """Return whether the extent is the whole file."""
+        """Return whether the sample has no start in its file and so is all of it, rather than a stretch."""
         return self.start == WHOLE_FILE
 
 
@@ -96,7 +96,10 @@ class Recordings:
         self._where = where
 
     def expect(self, samples: Sequence[int]) -> None:
-        """Start fetching the files of these samples that are remote."""
+        """Start fetching the files of these samples that are remote.
+
+        Errors of `expect_files` pass through.
+        """
         self._files.expect_files((self._path_of(sample), self._facts(sample)) for sample in samples)
 
     def _facts(self, sample: int) -> FileFacts:
@@ -107,7 +110,7 @@ class Recordings:
         """Return the bytes of the sample's file or stretch; empty bytes if decoding has to seek.
 
         Raise a ReadError if the file is no longer the indexed one or a remote one cannot be fetched, and an OSError if
-        it cannot be opened or read.
+        it cannot be opened or read. SettingsError and MachineError of `_read` pass through.
         """
         return self._read(self._extent(sample))
 
@@ -119,7 +122,7 @@ class Recordings:
         """Return the bytes that decoding an extent needs; empty bytes if it has to seek.
 
         Raise a ReadError if the file is no longer the indexed one or a remote one cannot be fetched, and an OSError if
-        it cannot be opened or read.
+        it cannot be opened or read. SettingsError and MachineError of `_read_remote` pass through.
         """
         sample = extent.sample
         if is_url(path := self._path_of(sample)):
@@ -141,7 +144,7 @@ class Recordings:
         """Return the bytes that decoding an extent of a remote file needs, in its indexed version.
 
         If decoding has to seek, fetch the file to this machine and return empty bytes. Raise a ReadError if that
-        version cannot be fetched.
+        version cannot be fetched. SettingsError and MachineError of `whole` pass through.
         """
         facts = self._facts(extent.sample)
         if extent.is_whole_file:
@@ -185,7 +188,8 @@ class Recordings:
         """Return a descriptor of the sample's file, to be closed by the caller.
 
         Raise a ReadError if a local file has another size than the indexed one, or a remote one cannot be fetched; its
-        content is not compared here. Raise an OSError if it cannot be opened.
+        content is not compared here. Raise an OSError if it cannot be opened. SettingsError and MachineError of `local`
+        pass through.
         """
         if is_url(path := self._path_of(sample)):
             with self._files.local(path, self._facts(sample)) as place:
@@ -254,7 +258,7 @@ class Recordings:
 
         Raise a SampleError if it cannot be decoded, is too large, or has other than the indexed number of frames. If
         decoding seeks in the file, raise a ReadError if that is no longer the indexed one, or an OSError if it cannot
-        be opened.
+        be opened. SettingsError and MachineError of `_decode` pass through.
         """
         return self._decode(self._extent(sample), raw)
 
@@ -296,7 +300,8 @@ class Recordings:
         """Return the audio of an extent and its rate, however many frames there are.
 
         Raise a SampleError if it cannot be decoded or is too large. If it seeks in the file, raise a ReadError if that
-        is another one or cannot be fetched, or an OSError if it cannot be opened.
+        is another one or cannot be fetched, or an OSError if it cannot be opened. ValueError of `plain_wav` and
+        SettingsError and MachineError of `_open` pass through.
         """
         sample = extent.sample
         if extent.is_whole_file:
@@ -326,7 +331,7 @@ class Recordings:
                 self._refuse_other_content(sample, handle, None)
 
     def _extent(self, sample: int) -> _Extent:
-        """Return what is read for the sample."""
+        """Return the sample's start frame in its file, or WHOLE_FILE, and its number of frames, from the index."""
         return _Extent(sample, int(self._start[sample]), int(self._columns["frames"][sample]))
 
     def _extent_of(self, chunk: Chunk) -> _Extent:
@@ -336,7 +341,7 @@ class Recordings:
         return whole if frames == whole.frames else _Extent(chunk.sample, max(whole.start, 0) + chunk.start, frames)
 
     def is_whole(self, sample: int) -> bool:
-        """Return whether the sample is all of its file."""
+        """Return whether the sample is all of its file, which the index marks by a start of WHOLE_FILE."""
         return int(self._start[sample]) == WHOLE_FILE
 
     def _named(self, sample: int) -> str:

@@ -47,7 +47,10 @@ _FAR_FRAMES = 2.0**62
 
 
 def channel_setting(which: str) -> Any:
-    """Return the setting `channel` of a source; `which` names the rows that it holds for, in its help."""
+    """Return the setting `channel` of a source; `which` names the rows that it holds for, in its help.
+
+    BadValue of `whole` passes through.
+    """
     return setting(
         whole(AVERAGED), f"the channel, from 0, of {which}; -1: the average of all", default=AVERAGED, later=True
     )
@@ -95,7 +98,8 @@ class Headers:
         """Return the stretch that a row asks for, or a BadRow at `where`, its file and line.
 
         The row is bad if the file is missing, unreadable, no audio or too large, if it lacks the channel, or if the
-        stretch is empty or lies outside of it. Raise a ReadError if a remote file cannot be fetched.
+        stretch is empty or lies outside of it. Raise a ReadError if a remote file cannot be fetched. SettingsError and
+        MachineError of `_header` pass through.
         """
         if path not in self._known:
             # Bad files are remembered, too: a table may name one in thousands of rows.
@@ -117,7 +121,8 @@ class Headers:
 def _header(path: str, files: Files) -> AudioHeader | BadRow:
     """Return a file's header, or a BadRow without a place if the file is missing or unusable.
 
-    Raise a ReadError if a remote file cannot be fetched.
+    Raise a ReadError if a remote file cannot be fetched. SettingsError and MachineError of `header_of_remote` pass
+    through.
     """
     try:
         return header_of_remote(path, files) if is_url(path) else header_of(path, files.seen)

@@ -194,7 +194,7 @@ def _overlap_carried(step: Amount | None, where: str) -> SettingsError:
 
 
 def _leased_carried(where: str) -> SettingsError:
-    """Return the error for carried state with leased batches."""
+    """Return the SettingsError for a stream in queue mode that carries state from chunk to chunk."""
     return SettingsError(
         expected='mode = "lockstep", as a trainer has to get each row\'s next chunk (carry)',
         got='mode = "queue", where any trainer may get it',
@@ -248,11 +248,11 @@ class ChunkTable:
         return int(self.firsts[-1])
 
     def recordings_of(self, chunks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the recording of each chunk."""
+        """Return, for each chunk, the number of the recording that it was cut from. Numbers are not checked."""
         return np.searchsorted(self.firsts, chunks, side="right") - 1
 
     def extents(self, chunks: NDArray[np.int64]) -> Extents:
-        """Return where each of these chunks lies."""
+        """Return each chunk's recording, its first step and the one behind its last, and whether it is the last one."""
         recordings = self.recordings_of(chunks)
         starts = (chunks - self.firsts[recordings]) * self._stride[recordings]
         return Extents(

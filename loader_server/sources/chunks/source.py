@@ -64,7 +64,7 @@ class ChunkedSource(Source):
 
     @property
     def uncut(self) -> Source:
-        """Return the source of the recordings."""
+        """Return the source below, whose samples are whole recordings."""
         return self._recordings
 
     @property
@@ -142,7 +142,7 @@ class ChunkedSource(Source):
         return self._recordings.read_chunks([self._chunk(sample) for sample in samples])
 
     def indexed_files(self) -> IndexedFiles:
-        """Return the files of the recordings."""
+        """Return the files of the source below, as its `indexed_files` does: chunks are read from the same ones."""
         return self._recordings.indexed_files()
 
     def expect(self, samples: NDArray[np.int64]) -> None:
@@ -155,7 +155,7 @@ class ChunkedSource(Source):
     def looks_ahead(self) -> bool:
         """Return whether the source of the recordings looks ahead.
 
-        Raise a ReadError if the folder of its cache cannot be used.
+        Raise a ReadError if the folder of its cache cannot be used. MachineError of `looks_ahead` passes through.
         """
         return self._recordings.looks_ahead()
 
@@ -203,12 +203,12 @@ class ChunkedSource(Source):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Return the modules of the recordings' source."""
+        """Return the modules whose code shapes a sample's bytes: those of the source below, as this one only cuts."""
         return self._recordings.modules
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Return the library versions of the recordings' source."""
+        """Return the library versions that shape a sample's bytes, which are those of the recordings' source."""
         return self._recordings.versions
 
     def close(self) -> None:

@@ -191,7 +191,7 @@ class Files:
         """Set `are_remote` if the first sample's file is remote.
 
         This is for samples whose files were not looked at since indexing. Without samples, or if that file is local,
-        nothing changes.
+        nothing changes. Errors of `path_of` pass through.
         """
         self.are_remote |= samples > 0 and is_url(path_of(0))
 
@@ -359,7 +359,7 @@ class Files:
         """Raise a DataError if the first bytes show that a file is compressed or otherwise not text in UTF-8.
 
         Raise it too if the file cannot be opened or a local one read, and a ReadError if a remote one cannot be
-        fetched; any other beginning passes.
+        fetched; any other beginning passes. SettingsError of `open` passes through.
         """
         with self.open(path) as file:
             try:
@@ -372,7 +372,7 @@ class Files:
         """Return the file as a path, for callers that use `open` with an encoding, `name` and `suffix`.
 
         Raise a DataError if something other than a file is at a local path. Whether anything is there is not looked at,
-        nor is a URL.
+        nor is a URL. SettingsError of `facts` passes through.
         """
         if is_url(path):
             return RemotePath(path, self.open)

@@ -262,7 +262,8 @@ def _is_same_list(facts: dict[str, Any], now: FileFacts, files: Files) -> bool:
     """Return whether a list of the indexed size has the indexed content; raise a DataError if it cannot be opened.
 
     The list is read only if its version or status is not known to go with that content. Raise a ReadError if a remote
-    list cannot be fetched, and an OSError if a local one is gone or the disk fails.
+    list cannot be fetched, and an OSError if a local one is gone or the disk fails. SettingsError of `_digest_of_list`
+    passes through.
     """
     # A list whose version or status is known is not read again: it may name a hundred thousand files.
     path = facts["path"]
@@ -277,7 +278,7 @@ def _digest_of_list(path: str, files: Files) -> str:
     """Return a hash of the whole list, and remember it for the status of a local list once that is settled.
 
     Raise a DataError if the list cannot be opened, a ReadError if a remote one cannot be fetched, and an OSError if the
-    disk fails.
+    disk fails. SettingsError of `open` passes through.
     """
     state = xxhash.xxh3_128()
     with files.open(path) as file:

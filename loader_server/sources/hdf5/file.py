@@ -103,7 +103,7 @@ class Hdf5File:
         """Return the bytes of a column's values from `begin` to before `end`.
 
         For strings and nested rows, return those of row `begin`. Raise a ReadError if the file is damaged or ends
-        there, or an OSError if the disk fails where it is read without h5py.
+        there, or an OSError if the disk fails where it is read without h5py. SettingsError of `rows` passes through.
         """
         read = self._readers[column.key]
         if read is not None and (raw := read(begin, end)) is not None:
@@ -124,7 +124,7 @@ class Hdf5File:
         """Return rows of a dataset as h5py returns them, those of a virtual one from its parts.
 
         Raise an OSError or a KeyError if they cannot be read. Fewer come back if a dataset that is not virtual ends
-        before; a virtual one has to have them all.
+        before; a virtual one has to have them all. SettingsError of `read` passes through.
         """
         source = self._virtual.get(dataset)
         rows: NDArray[Any] = self.file[dataset][start:stop] if source is None else source.read(start, stop)
@@ -136,7 +136,7 @@ class Hdf5File:
         return list(dict.fromkeys(path for virtual in self._virtual.values() for path in virtual.paths))
 
     def close(self) -> None:
-        """Close the file and the parts of its virtual datasets."""
+        """Close the file, the parts of its virtual datasets and, if it is remote, its copy here."""
         for virtual in self._virtual.values():
             virtual.close()
         self.file.close()
@@ -149,7 +149,8 @@ class Hdf5File:
 def _rows_of_piece(files: Files, path: str, offset: int, row_bytes: int, begin: int, end: int) -> bytes:  # noqa: PLR0913, PLR0917 - a place in a file
     """Return the bytes of the rows from `begin` to before `end`, which lie in one piece from byte `offset` on.
 
-    Raise a ReadError if the file ends before, or an OSError if the disk fails.
+    Raise a ReadError if the file ends before, or an OSError if the disk fails. SettingsError and MachineError of `read`
+    pass through.
     """
     return files.read(path, offset + begin * row_bytes, (end - begin) * row_bytes)
 

@@ -162,7 +162,7 @@ class VirtualRows:
 
     @property
     def paths(self) -> list[str]:
-        """Return the other files that hold rows, by their paths beside `path`."""
+        """Return the other files that hold rows, by their paths beside `path`; empty if this one holds all."""
         return list(dict.fromkeys(part.path for part in self._parts if part.path != self._path))
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
@@ -237,7 +237,10 @@ class VirtualRows:
         return self._unusable("parts that are whole rows, which are there", f"another selection of {name}")
 
     def _path_of(self, name: str) -> str:
-        """Return the path of a part's file; raise a DataError if the file is missing or may not be a part."""
+        """Return the path of a part's file; raise a DataError if the file is missing or may not be a part.
+
+        SettingsError of `facts` passes through.
+        """
         if name == _SAME_FILE:
             return self._path
         # HDF5 replaces %b in a name by the number of a block, so such a name stands for any number of files.

@@ -81,6 +81,7 @@ class Hdf5Source(Source):
 
         Raise a DataError if there is none, or if one is named twice, is unusable or has other keys; a ReadError if one
         has parts that the index does not know, or a store cannot be asked; a SettingsError if h5py is missing.
+        MachineError of `Hdf5File` passes through.
         """
         with self._lock:
             if not self._open:
@@ -149,7 +150,8 @@ class Hdf5Source(Source):
         """Return a stamp of the files, and of other files that hold rows of theirs.
 
         Raise a DataError if there are no files, one is named twice or unusable, or they differ in their keys; a
-        SettingsError if h5py is missing, or a ReadError if a store cannot be asked.
+        SettingsError if h5py is missing, or a ReadError if a store cannot be asked. MachineError of `_all_paths` passes
+        through.
         """
         return self.files.stamp(self._all_paths())
 
@@ -158,6 +160,7 @@ class Hdf5Source(Source):
 
         Raise a DataError if there are none, one is named twice or unusable, or they differ in their keys; a
         SettingsError if h5py is missing, a ReadError if a store cannot be asked, and an OSError if the disk fails.
+        MachineError of `_files` passes through.
         """
         return Inventory(
             total=sum(file.layout.samples for file in self._files),
@@ -209,7 +212,8 @@ class Hdf5Source(Source):
     def _found(self, piece: Hdf5Piece, numbers: dict[str, NDArray[np.int64]], bad: dict[int, BadRow]) -> Found:
         """Return the columns of the rows that are not bad, with their tags if all files have tags.
 
-        Raise an OSError or a KeyError if tags cannot be read.
+        Raise an OSError or a KeyError if tags cannot be read. DataError, SettingsError and MachineError of `_files`
+        pass through.
         """
         rows = np.array([row for row in range(len(piece.ends) - 1) if piece.start + row not in bad], np.int64)
         columns = {name: column[rows] for name, column in numbers.items()}
@@ -227,7 +231,8 @@ class Hdf5Source(Source):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a file is gone or has changed since it was made.
 
-        Raise a ReadError if a store cannot be asked, and an OSError if a file cannot be read.
+        Raise a ReadError if a store cannot be asked, and an OSError if a file cannot be read. SettingsError of
+        `refuse_other_files` passes through.
         """
         refuse_other_files(self.files, indexed)
         self.indexed = indexed
@@ -243,7 +248,8 @@ class Hdf5Source(Source):
         """Yield the bytes of each sample's values, all keys in one piece.
 
         Raise a ReadError if a file is damaged, or is no longer the indexed one. Raise an IndexError if a number is out
-        of range, an OSError if the disk fails, and a DataError if a file cannot be opened.
+        of range, an OSError if the disk fails, and a DataError if a file cannot be opened. SettingsError and
+        MachineError of `_files` pass through.
         """
         before, parts = "", tuple[str, ...]()
         for sample in samples:

@@ -271,7 +271,8 @@ def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
 def _json_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
     """Yield each object's line number and its values as text by key; blank lines are skipped.
 
-    A line that holds no object is yielded as a BadRow. Raise an OSError if the file cannot be read.
+    A line that holds no object is yielded as a BadRow. Raise an OSError if the file cannot be read. DataError of `open`
+    passes through.
     """
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for line, source in enumerate(file, 1):

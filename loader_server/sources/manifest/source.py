@@ -85,6 +85,7 @@ class ManifestSource(RecordedSource):
 
         Rows that the survey found bad stay so. Raise a ReadError if a remote file cannot be fetched, a SettingsError if
         a store's library is missing, and a DataError if something other than a file is in a manifest's place.
+        MachineError of `_audio` passes through.
         """
         places = [(str(manifest), str(manifest.parent)) for manifest in map(self.files.path, self.settings.paths)]
         good, audio, bad = dict[int, ManifestRow](), list[AudioStretch](), dict[int, BadRow]()
@@ -157,7 +158,8 @@ class ManifestSource(RecordedSource):
         """Yield the bytes of each recording or stretch; empty bytes if decoding has to seek in the file.
 
         Raise a ReadError if the file is not the indexed one or cannot be fetched, an IndexError if a sample's number is
-        out of range, and an OSError if the file cannot be opened or read.
+        out of range, and an OSError if the file cannot be opened or read. SettingsError and MachineError of `read` pass
+        through.
         """
         return map(self._recordings.read, map(self.checked, samples))
 
@@ -178,7 +180,7 @@ class ManifestSource(RecordedSource):
         return path if self._recordings.is_whole(sample) else f"{path}@{self._others[OFFSET_COLUMN][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the manifest, and the line in it, from 1."""
+        """Return the path of the manifest that has the sample, and the number of its line there, from 1."""
         return str(self._manifests[self._columns["manifest"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
@@ -205,6 +207,7 @@ def _audio(row: ManifestRow, headers: Headers, manifest: str, folder: str) -> Au
     """Return the stretch of audio that a row names, or a BadRow if its file or the stretch cannot be used.
 
     Raise a ReadError if a remote file cannot be fetched, and a SettingsError if its store's library is missing.
+    MachineError of `find` passes through.
     """
     return headers.find(joined(folder, row.path), row.stretch, (manifest, row.line))
 

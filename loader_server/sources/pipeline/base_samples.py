@@ -32,15 +32,15 @@ class SampleStream(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the stream's name in the job file."""
+        """Return the name that the stream has in the job file."""
 
     @property
     def samples(self) -> int:
-        """Return the number of samples."""
+        """Return how many samples an open stream has."""
 
     @property
     def source(self) -> Any:
-        """Return the source that reads the samples, by `Source.read`."""
+        """Return the open source that reads the stream's samples, by `Source.read`."""
 
     @property
     def opened(self) -> str:
@@ -95,5 +95,5 @@ class BaseSamples:
             return None
 
     def close(self) -> None:
-        """Close the stream."""
+        """Close the stream of samples; what it raises passes through."""
         self._stream.close()

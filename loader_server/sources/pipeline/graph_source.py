@@ -208,7 +208,7 @@ def _number(constant: Any) -> int:
 
 
 def _set_number(constant: Any, number: int) -> None:
-    """Set the value of an integer constant."""
+    """Set the value of a constant node to this integer, and drop the packed form that would come before it."""
     tensor = constant.attr["value"].tensor
     tensor.tensor_content = b""
     tensor.int64_val[:] = [number]
@@ -286,7 +286,10 @@ def _only_source(graph: Any, of: GraphShard) -> Any:
 
 
 def _insert_shard(graph: Any, source: Any, of: GraphShard) -> None:
-    """Insert a shard node behind the source, and let all nodes that used the source use it instead."""
+    """Insert a shard node behind the source, and let all nodes that used the source use it instead.
+
+    Raise KeyError if the kind of source cannot be shared, which the caller has checked.
+    """
     name = f"{source.name}/shared_out"
     # Before the shard node is added, whose own input has to stay the source. Both forms name the first output.
     for node in graph.node:

@@ -106,7 +106,7 @@ class PipelineSource(ShardedSource):
         """Return a fingerprint of the code, the seed and the base: elements change if one of these does.
 
         Raise a SettingsError if the base is no stream of samples or the job file has a mistake, or a DataError if it
-        has no index that fits, or no samples.
+        has no index that fits, or no samples. OSError of `own_code` passes through.
         """
         code = own_code(self.modules)
         return fingerprint(
@@ -155,7 +155,8 @@ class PipelineSource(ShardedSource):
     def _samples_of_base(self, epoch: int, shard: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
         """Return an iterator over the base stream's samples of one shard; empty without a base.
 
-        It raises a ReadError if reading keeps failing; a sample that cannot be used is left out.
+        It raises a ReadError if reading keeps failing; a sample that cannot be used is left out. SettingsError of
+        `_base` passes through.
         """
         return iter(()) if self._base is None else self._base.of_shard(epoch, shard, self.producers)
 
@@ -165,7 +166,10 @@ class PipelineSource(ShardedSource):
         return (self.settings.pipeline.partition(":")[0],) if self.settings.pipeline else (type(self).__module__,)
 
     def close(self) -> None:
-        """End all runs, and close the base, if it was opened."""
+        """End all runs, and close the base, if it was opened.
+
+        DataError and SettingsError of `_base` pass through.
+        """
         if "_base" in self.__dict__ and self._base is not None:
             self._base.close()
         super().close()

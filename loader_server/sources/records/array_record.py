@@ -59,7 +59,8 @@ class ArrayRecordSource(FilesOfExamplesSource):
         """Yield the readable records of all files in order; damaged ones are skipped.
 
         Raise a DataError if a file is not whole or is absent, a ReadError if it cannot be fetched, an OSError if it
-        cannot be opened, and a SettingsError if the library is missing.
+        cannot be opened, and a SettingsError if the library is missing. MachineError of `ArrayRecordFiles` passes
+        through.
         """
         for path in self._paths:
             opened = self._opened[path]
@@ -75,7 +76,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
 
         Raise a DataError as well if there is no file, one is named twice or absent, or the records have no features; a
         ReadError if a file cannot be fetched, and an OSError if it cannot be opened. Raise a SettingsError for a named
-        feature that no record has, or if the library is missing.
+        feature that no record has, or if the library is missing. MachineError of `ArrayRecordFiles` passes through.
         """
         return Inventory(
             total=sum(self._opened[path].count for path in self._paths),
@@ -120,7 +121,8 @@ class ArrayRecordSource(FilesOfExamplesSource):
         """Yield the bytes of each record; raise a ReadError if it is damaged or its digest is not the indexed one.
 
         Raise an IndexError if a sample's number is out of range, a DataError if its file is no longer whole, a
-        ReadError if that cannot be fetched, and an OSError if it cannot be opened.
+        ReadError if that cannot be fetched, and an OSError if it cannot be opened. SettingsError and MachineError of
+        `_read` pass through.
         """
         return map(self._read, samples)
 
@@ -139,6 +141,9 @@ class ArrayRecordSource(FilesOfExamplesSource):
         return not self.files.are_remote
 
     def identity(self, sample: int) -> str:
-        """Return the path and the record's digest, which stay the same when other records come or go."""
+        """Return the path and the record's digest, which stay the same when other records come or go.
+
+        DataError and SettingsError of `_paths` pass through.
+        """
         path = self._paths[self._columns["file"][sample]]
         return f"{path}, a record of digest {digest_of_number(int(self._columns['digest'][sample]))}"

@@ -64,6 +64,7 @@ class _OpenArrayRecords:
         """Return the record of this number; raise a ReadError if the library reports it as damaged.
 
         After that the file is opened again: raise a DataError if it is no longer whole, or an OSError if it is gone.
+        SettingsError of `_open` passes through.
         """
         # Between seek and read, another thread's seek would move the position.
         with self._lock:
@@ -96,7 +97,8 @@ class ArrayRecordFiles:
         """Return the file's reader, after opening it if needed, and after closing all others if too many are open.
 
         Raise a DataError if it is not a whole ArrayRecord file, a ReadError if a remote one cannot be fetched, an
-        OSError if a local one cannot be opened, and a SettingsError if the library is missing.
+        OSError if a local one cannot be opened, and a SettingsError if the library is missing. MachineError of `local`
+        passes through.
         """
         known = self._known.get(path)
         if known is not None:

@@ -97,7 +97,7 @@ class FileRecordsSource(Source):
         """Yield pieces of at most `rows` records, none of which spans two files.
 
         Raise a DataError if a file is absent, named twice or not of this format, a ReadError if it cannot be fetched,
-        and an OSError if it cannot be opened.
+        and an OSError if it cannot be opened. SettingsError of `_paths` passes through.
         """
         row = 0
         for file, path in enumerate(self._paths):
@@ -126,6 +126,7 @@ class FileRecordsSource(Source):
         """Start fetching the files of these samples, if they are remote.
 
         Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
+        SettingsError of `expect` passes through.
         """
         if self.files.are_remote:
             self._opened.expect(self._paths[file] for file in np.unique(self._columns["file"][samples]).tolist())
@@ -136,7 +137,7 @@ class FileRecordsSource(Source):
     def place(self, sample: int) -> tuple[str, int]:
         """Return the file, and the sample's number in it, counted from 0.
 
-        Raise an IndexError if `sample` is out of range.
+        Raise an IndexError if `sample` is out of range. DataError and SettingsError of `_path` pass through.
         """
         return self.files.where(self._path(sample)), int(self._columns[self.number_column][sample])
 
@@ -207,7 +208,8 @@ class FilesOfExamplesSource(FileRecordsSource):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the value of each feature by key, from bytes that indexing has accepted.
 
-        Raise MalformedExample or UnfitFeature for others.
+        Raise MalformedExample or UnfitFeature for others. Errors of `_decoder`, which looks at the files at the first
+        call, pass through.
         """
         return self._decoder.decode(raw, self._columns, sample)
 
@@ -229,7 +231,7 @@ class FilesOfExamplesSource(FileRecordsSource):
     def name(self, sample: int) -> str:
         """Return the file as the job file names it, and the record's number in it.
 
-        Raise an IndexError if the sample's number is out of range.
+        Raise an IndexError if the sample's number is out of range. DataError and SettingsError of `_path` pass through.
         """
         return f"{self._path(sample)}:{self._columns[self.number_column][sample]}"
 

@@ -77,7 +77,8 @@ class MappedFiles:
         """Map a file again that may have changed, and return the map.
 
         Raise a ReadError if it has another size or content or a remote one cannot be fetched, and an OSError if it is
-        gone. Content is compared only if the index has a digest of it.
+        gone. Content is compared only if the index has a digest of it. SettingsError and MachineError of `_mapped` pass
+        through.
         """
         # Forgotten first: if mapping fails now (the file was cut short) and somebody then writes other data of the old
         # size, the old map would pass as the file, and its content would never be compared.
@@ -93,7 +94,7 @@ class MappedFiles:
         Call this after each reading, before the bytes are handed on. A file whose status changed is mapped and compared
         anew, so one that was only touched or replaced by a copy passes. So does a file that was deleted, because its
         map has the old bytes, and a file without a digest in the index. Raise an OSError if a file whose status changed
-        cannot be read.
+        cannot be read. SettingsError and MachineError of `_map_anew` pass through.
         """
         place = self._places.get(path)
         if place is None:  # its format has no digests in the index, and checks each record by itself

@@ -113,7 +113,7 @@ class TfdsSource(MapStyleSource):
 
         There are none either without a usable sample. Raise a ReadError if a record up to the first usable one is
         damaged, a DataError if its file is not whole, and a MachineError if memory or descriptors run out twice with
-        too little free.
+        too little free. SettingsError of `_first_sample` passes through.
         """
         about = super().conclude(numbers)
         shapes = {field["key"]: tuple(field["shape"]) for field in about["fields"]}
@@ -200,7 +200,10 @@ class TfdsSource(MapStyleSource):
         return {"tensorflow-datasets": str(_tfds().__version__)}
 
     def close(self) -> None:
-        """Drop the open files, if any; each is closed when its last reader is done with it."""
+        """Drop the open files, if any; each is closed when its last reader is done with it.
+
+        DataError and SettingsError of `_data` pass through.
+        """
         if "_data" in self.__dict__:
             self._data.close()
         super().close()
@@ -250,7 +253,8 @@ class PreparedItems:
         """Return the bytes of a record of the split; raise a ReadError if it is damaged or its file cannot be fetched.
 
         Raise a DataError if the file is no whole ArrayRecord file, an OSError if it cannot be opened, and an IndexError
-        if `item` is beyond the last record.
+        if `item` is beyond the last record. SettingsError of `read` and MachineError of `ArrayRecordFiles` pass
+        through.
         """
         # A split such as train[:90%] may begin and end within files: `skip` is the number of records before it.
         place = bisect_right(self._ends, item)
@@ -391,7 +395,8 @@ def _descriptions(files: Files, folder: str) -> Iterator[str]:
     """Yield a local folder with the files that describe the data set; remote ones are downloaded first.
 
     The folder of downloaded ones is removed at the end of the block. Raise a DataError if a remote one is absent, a
-    ReadError if it cannot be fetched, and an OSError if the copy cannot be written.
+    ReadError if it cannot be fetched, and an OSError if the copy cannot be written. SettingsError of `open` passes
+    through.
     """
     if not is_url(folder):
         yield files.where(folder)

@@ -79,7 +79,8 @@ class TFRecordSource(FilesOfExamplesSource):
 
         Raise a DataError as well if there is no file, one is named twice or absent, or the records have no features; a
         ReadError if a file cannot be fetched, and an OSError if it cannot be opened. Raise a SettingsError for a named
-        feature that no record has, or if the library for checksums is missing.
+        feature that no record has, or if the library for checksums is missing. MachineError of `_blocks` passes
+        through.
         """
         _ = self._checksum  # a missing library is reported now, not by the first process that probes
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, _BLOCK_RECORDS))
@@ -89,7 +90,8 @@ class TFRecordSource(FilesOfExamplesSource):
         """Yield where each block of records begins and how many it has; a damaged rest of the file counts as one.
 
         An empty file has no block. Raise a DataError if it is no TFRecord file, a ReadError if its size has changed or
-        it cannot be fetched, and an OSError if it cannot be opened.
+        it cannot be fetched, and an OSError if it cannot be opened. SettingsError and MachineError of `MappedFiles`
+        pass through.
         """
         data, start, broken = self._opened[path], 0, ""
         # After a damaged header no other can be found, because only a record's size tells where the next one is.
@@ -103,7 +105,8 @@ class TFRecordSource(FilesOfExamplesSource):
     def _first_records(self) -> Iterator[bytes]:
         """Yield the first whole records of each file, at most 1024; raise a DataError if a file is no TFRecord file.
 
-        Raise a ReadError if a file cannot be fetched, and an OSError if it cannot be opened.
+        Raise a ReadError if a file cannot be fetched, and an OSError if it cannot be opened. SettingsError of `_paths`
+        and MachineError of `MappedFiles` pass through.
         """
         for path in self._paths:
             data = self._opened[path]
@@ -170,7 +173,7 @@ class TFRecordSource(FilesOfExamplesSource):
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return one of these samples for each file that is not mapped; none if all files are.
 
-        Reading it fetches a remote file, and maps it.
+        Reading it fetches a remote file, and maps it. DataError and SettingsError of `_paths` pass through.
         """
         files, firsts = np.unique(self._columns["file"][samples], return_index=True)
         are_missing = [self._paths[file] not in self._opened for file in files.tolist()]
@@ -182,7 +185,7 @@ class TFRecordSource(FilesOfExamplesSource):
 
         Raise it too if its file has another size or cannot be fetched; raise an IndexError if a sample's number is out
         of range, an OSError if a local file cannot be opened, and a SettingsError if checksums are to be verified and
-        the library is missing.
+        the library is missing. MachineError of `_read` passes through.
         """
         return map(self._read, samples)
 
@@ -212,7 +215,7 @@ class TFRecordSource(FilesOfExamplesSource):
 
         A record counts as unchanged if the checksum behind its data is the indexed one. Raise a ReadError as well if a
         file has another size or cannot be fetched, and an OSError if a local one cannot be opened. Numbers of samples
-        are not checked.
+        are not checked. SettingsError of `_paths` and MachineError of `MappedFiles` pass through.
         """
         files, starts, sizes, written = (
             self._columns[name][samples] for name in ("file", "offset", "bytes", "checksum")
@@ -230,13 +233,19 @@ class TFRecordSource(FilesOfExamplesSource):
         return records
 
     def _other_record(self, sample: int) -> ReadError:
-        """Return the error for a record that is not the indexed one."""
+        """Return the error for a record that is not the indexed one.
+
+        DataError and SettingsError of `_where` pass through.
+        """
         return changed(
             f"the record that was indexed ({self._columns['bytes'][sample]} bytes)", "other bytes", self._where(sample)
         )
 
     def identity(self, sample: int) -> str:
-        """Return path, size and checksum of the record, which stay when other records come or go."""
+        """Return path, size and checksum of the record, which stay when other records come or go.
+
+        DataError and SettingsError of `_paths` pass through.
+        """
         columns = self._columns
         path, size = self._paths[columns["file"][sample]], columns["bytes"][sample]
         return f"{path}, a record of {size} bytes, checksum {columns['checksum'][sample]:08x}"

@@ -77,7 +77,8 @@ class WebDatasetSource(FileRecordsSource):
 
         Only the first 64 usable samples of all shards are looked at. Raise a DataError if a file is no tar file, absent
         or named twice, if no member can be read at all, or one that the job file names cannot; raise a ReadError if a
-        shard cannot be fetched, and an OSError if it cannot be opened.
+        shard cannot be fetched, and an OSError if it cannot be opened. SettingsError of `_paths` and MachineError of
+        `_first_samples` pass through.
         """
         # A list, so that every shard's beginning is looked at: a shard of another kind is refused before any sample is
         # indexed.
@@ -96,14 +97,17 @@ class WebDatasetSource(FileRecordsSource):
         """Return an iterator over a shard's usable samples, each with the shard's bytes.
 
         Raise a DataError if it is no tar file, a ReadError if it cannot be fetched, or an OSError if it cannot be
-        opened.
+        opened. SettingsError and MachineError of `MappedFiles` pass through.
         """
         data = self._opened[path]
         refuse_no_tar(data, self.files.where(path))
         return ((data, sample) for sample in samples_of(data) if not sample.reason)
 
     def _refuse_lacking(self, forms: Mapping[str, MemberForm]) -> None:
-        """Raise a DataError if no member can be read, or one that the job file names is missing."""
+        """Raise a DataError if no member can be read, or one that the job file names is missing.
+
+        SettingsError and MachineError of `_first_fault` pass through.
+        """
         lacking = [suffix for suffix in self.settings.members if suffix not in forms]
         if forms and not lacking:
             return
@@ -142,7 +146,8 @@ class WebDatasetSource(FileRecordsSource):
         """Follow the headers of all shards and count samples; note a digest of each local shard.
 
         Raise a DataError if a shard is no tar file, absent or named twice, or if a member to read cannot be found; a
-        ReadError if a shard has changed or cannot be fetched; and an OSError if a shard cannot be read.
+        ReadError if a shard has changed or cannot be fetched; and an OSError if a shard cannot be read. SettingsError
+        and MachineError of `_forms` pass through.
         """
         forms = {form.suffix: [form.dtype, None if form.shape is None else list(form.shape)] for form in self._forms}
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, self.piece_rows))
@@ -159,7 +164,7 @@ class WebDatasetSource(FileRecordsSource):
         """Yield where each block of samples begins and how many it has; a damaged rest of the shard counts as a sample.
 
         Raise a ReadError if the shard's size has changed or it cannot be fetched, and an OSError if it cannot be
-        opened.
+        opened. SettingsError and MachineError of `MappedFiles` pass through.
         """
         samples = samples_of(self._opened[path])
         while block := list(islice(samples, rows)):
@@ -185,13 +190,19 @@ class WebDatasetSource(FileRecordsSource):
 
     @functools.cached_property
     def _columns_made(self) -> list[str]:
-        """Return the names of the numeric index columns, in their order."""
+        """Return the names of the numeric index columns, in their order.
+
+        DataError, SettingsError and MachineError of `_forms` pass through.
+        """
         places = [f"{name}_{number}" for number in range(len(self._forms)) for name in ("at", "bytes")]
         lengths = [f"length_{key}" for form in self._forms for key in form.lengths]
         return ["file", "number", "digest", *places, *lengths]
 
     def _look(self, data: mmap.mmap | bytes, sample: TarSample) -> list[int]:
-        """Return the columns of a sample, from its digest on; raise a SampleError if it cannot be used."""
+        """Return the columns of a sample, from its digest on; raise a SampleError if it cannot be used.
+
+        ReadError, SettingsError and MachineError of `_forms` pass through.
+        """
         if sample.reason:
             raise SampleError(reason=sample.reason, expected="", got=sample.detail, where="", remedy="")
         places, lengths = list[int](), list[int]()
@@ -213,7 +224,7 @@ class WebDatasetSource(FileRecordsSource):
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the rate that all recordings under a key have, or 0 if they differ, for each audio key, as `rates`.
 
-        There has to be a sample.
+        There has to be a sample. DataError, SettingsError and MachineError of `_forms` pass through.
         """
         rates = {form.key: numbers[f"length_{form.key}_rate"] for form in self._forms if form.kind == "audio"}
         return {"rates": {key: int(column[0]) if (column == column[0]).all() else 0 for key, column in rates.items()}}
@@ -240,7 +251,8 @@ class WebDatasetSource(FileRecordsSource):
     def look_for_changes(self, time_s: float) -> None:
         """Map local shards, which compares each with the index, until all are done or time is up.
 
-        Raise a ReadError if one has changed, and an OSError if it cannot be opened.
+        Raise a ReadError if one has changed, and an OSError if it cannot be opened. SettingsError of `_paths` passes
+        through.
         """
         local = [path for path in self._paths if not is_url(path)]
         look_at_some(len(local), lambda number: self._opened[local[number]], time_s)
@@ -249,7 +261,7 @@ class WebDatasetSource(FileRecordsSource):
         """Yield the bytes of each sample's members, joined; raise a ReadError if the shard has changed.
 
         Raise it too if the shard cannot be fetched; raise an IndexError if a sample's number is out of range, and an
-        OSError if a local shard cannot be opened or read.
+        OSError if a local shard cannot be opened or read. SettingsError and MachineError of `_read` pass through.
         """
         return map(self._read, samples)
 
@@ -268,7 +280,8 @@ class WebDatasetSource(FileRecordsSource):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the values of all members by key; raise a SampleError if one cannot be decoded.
 
-        Raise it too for audio that is too large, other than plain WAV.
+        Raise it too for audio that is too large, other than plain WAV. ReadError, SettingsError and MachineError of
+        `_forms` pass through.
         """
         values, start = dict[str, Any](), 0
         for form, (_, size) in zip(self._forms, self._places, strict=True):
@@ -280,14 +293,14 @@ class WebDatasetSource(FileRecordsSource):
     def name(self, sample: int) -> str:
         """Return the shard as the job file names it, and the sample's key.
 
-        Raise an IndexError if the sample's number is out of range.
+        Raise an IndexError if the sample's number is out of range. DataError and SettingsError of `_path` pass through.
         """
         return f"{self._path(sample)}:{self._keys[sample]}"
 
     def identity(self, sample: int) -> str:
         """Return the shard, the key, and a digest of the headers, which hold sizes and times of change.
 
-        Raise an IndexError if the sample's number is out of range.
+        Raise an IndexError if the sample's number is out of range. DataError and SettingsError of `name` pass through.
         """
         return f"{self.name(sample)}, headers {digest_of_number(int(self._columns['digest'][sample]))}"
 

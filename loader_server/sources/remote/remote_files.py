@@ -317,11 +317,11 @@ class _RemoteReader(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True, for `io`: remote files can always be read."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
+        """Return True, for `io`: any position can be read without reading what is before it."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

@@ -102,6 +102,7 @@ class KaldiSource(ListedSource):
 
         Before indexing, the width of features is that of the first matrix that can be read; raise a DataError then if a
         folder has no feats.scp, a ReadError if a store cannot be asked, or an OSError if an archive cannot be read.
+        SettingsError of `_first_columns` passes through.
         """
         about = self.indexed.about if hasattr(self, "indexed") else {}
         if not self._features:
@@ -114,7 +115,7 @@ class KaldiSource(ListedSource):
         """Return a stamp of all tables, present or missing, and of every file that they name.
 
         Raise a DataError if a folder lacks the table of audio or features, a ReadError if a store cannot be asked, or
-        an OSError if a table cannot be read.
+        an OSError if a table cannot be read. SettingsError of `stamp` passes through.
         """
         # A file that is replaced may have another length, although no table has changed.
         named = chain.from_iterable(folder.named_files() for folder in self._all_folders())
@@ -124,7 +125,8 @@ class KaldiSource(ListedSource):
     def _all_folders(self) -> tuple[KaldiFolder, ...]:
         """Return all folders; raise a DataError if one lacks the table of audio or features.
 
-        Raise a ReadError if a store cannot be asked which tables there are.
+        Raise a ReadError if a store cannot be asked which tables there are. SettingsError of `KaldiFolder` passes
+        through.
         """
         return tuple(KaldiFolder(self.files, path, features=self._features) for path in self.settings.paths)
 
@@ -133,7 +135,7 @@ class KaldiSource(ListedSource):
 
         Raise a DataError if there are no folders, if one is named twice or lacks a table that is needed, if a table is
         no readable text, or if only some folders have a `text`; a ReadError if a store cannot be asked or read, and an
-        OSError if the disk fails.
+        OSError if the disk fails. SettingsError of `list_facts` and MachineError of `join` pass through.
         """
         # The utterances of a folder that is named twice, perhaps by a link, would count twice.
         self.files.refuse_twice(path.rstrip("/") for path in self.settings.paths)
@@ -154,7 +156,7 @@ class KaldiSource(ListedSource):
         """Return the width of the first features that can be read; 0 for vectors or without any.
 
         Raise a DataError if a folder has no feats.scp, a ReadError if a store cannot be asked, or an OSError if an
-        archive cannot be read.
+        archive cannot be read. SettingsError of `open` passes through.
         """
         find = self._finder(None)
         for path in self.settings.paths:
@@ -221,7 +223,10 @@ class KaldiSource(ListedSource):
         return find
 
     def _found(self, piece: KaldiPiece, good: _Rows, bad: Mapping[int, BadRow]) -> Found:
-        """Return the columns of the good rows, together with the bad rows."""
+        """Return the columns of the good rows, together with the bad rows.
+
+        There are columns of features or of stretches of recordings, and those of texts if the folder has any.
+        """
         utterances, places = [utterance for utterance, _ in good.values()], [place for _, place in good.values()]
         names = ("key", "path", "speaker", *((TEXT,) if TEXT in piece.tables else ()))
         strings = {name: list(map(attrgetter(name), utterances)) for name in names}
@@ -246,7 +251,7 @@ class KaldiSource(ListedSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a table is gone or has changed since it was made.
 
-        Raise a ReadError if its store cannot be asked.
+        Raise a ReadError if its store cannot be asked. SettingsError of `open` passes through.
         """
         super().open(indexed)
         if self._features:
@@ -268,7 +273,7 @@ class KaldiSource(ListedSource):
 
         Raise a SampleError if audio cannot be decoded, or a ReadError if a file turns out not to be the indexed one; an
         OSError if audio has to be read from a file that cannot be opened, or a ValueError if the bytes of features do
-        not fit.
+        not fit. MachineError and SettingsError of `decode` pass through.
         """
         if not self._features:
             return super().decode(sample, raw)

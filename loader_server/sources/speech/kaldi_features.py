@@ -75,7 +75,8 @@ class ArchiveHeaders:
 
         The row is bad if the archive is missing, if no matrix of floats begins at `offset` or it is cut short or empty,
         or if `rows` begin outside of it or overrun it by more than three, which are cut off. Raise a ReadError if a
-        remote archive's bytes cannot be fetched, and an OSError if a local one cannot be read.
+        remote archive's bytes cannot be fetched, and an OSError if a local one cannot be read. SettingsError and
+        MachineError of `read` pass through.
         """
         try:
             archive, content = self._known.get(path) or self._known.setdefault(path, self._look_at(path))
@@ -103,7 +104,7 @@ class ArchiveHeaders:
         """Return an archive's size and version, and the number of its digest (0 if it is remote).
 
         Raise a DataError if it is missing, a ReadError if its store cannot be asked, or an OSError if a local one
-        cannot be read.
+        cannot be read. SettingsError of `facts` passes through.
         """
         facts = self._files.facts(path)
         if is_url(path):
@@ -151,7 +152,7 @@ class ArchivedFeatures:
         """Return the bytes of the sample's whole matrix or vector.
 
         Raise a ReadError if its archive is no longer the indexed one, or a remote one cannot be read; a DataError if a
-        local one is gone; an OSError if the disk fails.
+        local one is gone; an OSError if the disk fails. SettingsError and MachineError of `part` pass through.
         """
         path, place = self._path_of(sample), self._place(sample)
         if is_url(path):
@@ -167,7 +168,10 @@ class ArchivedFeatures:
         return raw
 
     def expect(self, samples: Sequence[int]) -> None:
-        """Start fetching the samples' matrices that are remote."""
+        """Start fetching the samples' matrices that are remote.
+
+        Errors of `expect_parts` pass through.
+        """
         self._files.expect_parts(
             (self._path_of(sample), self._facts(sample), *self._place(sample)) for sample in samples
         )
@@ -221,7 +225,7 @@ class ArchivedFeatures:
         """Raise a ReadError if the archive differs from the indexed one in size or content.
 
         The content is looked at only if its status has not been seen with it. Raise a DataError if the archive is gone,
-        or an OSError if it cannot be read.
+        or an OSError if it cannot be read. SettingsError of `facts` passes through.
         """
         place = self._places.get(path) or self._places.setdefault(path, self._files.where(path))
         known, content = self._facts(sample), int(self._numbers["content"][sample])

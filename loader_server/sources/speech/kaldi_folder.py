@@ -83,7 +83,7 @@ class KaldiFolder:
         """Open the tables, match their lines by key, and return how many rows there are.
 
         Raise a ReadError if a remote table cannot be fetched, a DataError if it is gone, or an OSError if a local table
-        cannot be opened.
+        cannot be opened. SettingsError and MachineError of `keep_local` pass through.
         """
         self._open = {name: KaldiTable(self._files.keep_local(self._table(name))) for name in self.tables}
         first = self._open[self.tables[0]]
@@ -99,7 +99,7 @@ class KaldiFolder:
 
         Entries are given as written, commands too, without places in archives; a repeated neighbour is given once.
         Raise a DataError if something other than a file is in the table's place, an OSError if it cannot be opened or
-        read, or a ReadError if a remote one cannot be fetched.
+        read, or a ReadError if a remote one cannot be fetched. SettingsError of `path` passes through.
         """
         before = ""
         needed = FEATURES if FEATURES in self.tables else RECORDINGS
@@ -114,7 +114,7 @@ class KaldiFolder:
     def has_ranges(self) -> bool:
         """Return whether any features are a range of a matrix; raise a DataError if feats.scp cannot be opened.
 
-        Raise a ReadError if a remote one cannot be fetched.
+        Raise a ReadError if a remote one cannot be fetched. SettingsError of `open` passes through.
         """
         with self._files.open(self._table(FEATURES)) as table:
             return any(line.rstrip().endswith(b"]") for line in table)
@@ -181,7 +181,7 @@ class KaldiTable:
         return len(self.keys)
 
     def line(self, number: int) -> bytes:
-        """Return the bytes of a line, by its number."""
+        """Return the bytes of the line with this number, from 0; the table must have a line, or nothing was mapped."""
         assert self._bytes is not None, "a table without bytes has no lines"
         return self._bytes[self._begins[number] : self._begins[number + 1]]
 

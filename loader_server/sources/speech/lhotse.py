@@ -85,7 +85,7 @@ class LhotseSource(ListedSource):
         """Return a stamp of the manifests, and of every file that they name.
 
         Raise a DataError if a manifest is missing, has another suffix or is a damaged gzip file; a ReadError if a store
-        cannot be asked or read, or an OSError if the disk fails.
+        cannot be asked or read, or an OSError if the disk fails. SettingsError of `stamp` passes through.
         """
         return self.files.stamp(self._named_files())
 
@@ -93,7 +93,7 @@ class LhotseSource(ListedSource):
         """Yield the manifests, and the files of usable cuts; a repeated neighbour is given once.
 
         Raise a DataError if a manifest is missing, has another suffix, or is a damaged gzip file; a ReadError if a
-        store cannot be asked or read, or an OSError if the disk fails.
+        store cannot be asked or read, or an OSError if the disk fails. SettingsError of `_rows` passes through.
         """
         yield from self.settings.paths
         before = ""
@@ -112,7 +112,7 @@ class LhotseSource(ListedSource):
 
         Raise a DataError if there are no manifests, or if one is named twice, is missing, has another suffix, is no
         text, or is a damaged gzip file; a ReadError if a store cannot be asked or read, or an OSError if the disk
-        fails.
+        fails. SettingsError of `list_facts` passes through.
         """
         if not self.settings.paths:
             raise DataError(
@@ -129,7 +129,7 @@ class LhotseSource(ListedSource):
     def _pieces(self, rows: int) -> Iterator[CutPiece]:
         """Yield all rows in pieces of at most `rows` rows; raise a DataError if a manifest cannot be read.
 
-        Raise an OSError if the disk fails.
+        Raise an OSError if the disk fails. SettingsError of `_rows` passes through.
         """
         start, left = 0, self._rows()
         while some := tuple(islice(left, rows)):
@@ -139,7 +139,8 @@ class LhotseSource(ListedSource):
     def _rows(self) -> Iterator[tuple[int, int, bytes, int]]:
         """Yield manifest, line number, line and supervision of each row.
 
-        Raise a DataError if a manifest cannot be read, or an OSError if the disk fails.
+        Raise a DataError if a manifest cannot be read, or an OSError if the disk fails. SettingsError of `_lines`
+        passes through.
         """
         for number, path in enumerate(self.settings.paths):
             for place, line in _lines(path, self.files):
@@ -152,6 +153,7 @@ class LhotseSource(ListedSource):
         """Read the headers of the recordings that these cuts are from.
 
         Return the good rows' columns and the bad rows; raise a ReadError if a remote file cannot be fetched.
+        SettingsError and MachineError of `_audio` pass through.
         """
         good, bad = dict[int, tuple[int, int, CutSample, AudioStretch]](), dict[int, BadRow]()
         headers = Headers(self.files, largest=self.of_job.largest_indexed)
@@ -184,7 +186,7 @@ class LhotseSource(ListedSource):
     def _audio(self, cut: CutSample, headers: Headers, where: tuple[str, int]) -> AudioStretch | BadRow:
         """Return the stretch of a cut's recording, or a BadRow if its file or its rate does not fit.
 
-        Raise a ReadError if a remote file cannot be fetched.
+        Raise a ReadError if a remote file cannot be fetched. SettingsError and MachineError of `find` pass through.
         """
         audio = headers.find(self._from_base(cut.path), cut.stretch, where)
         # Another rate means another file than the manifest was made of: its seconds may be of another recording.
@@ -223,7 +225,7 @@ def _lines(path: str, files: Files) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a manifest that are not empty, with their numbers (from 1).
 
     Raise a DataError if it is missing, has another suffix, or is a damaged gzip file; a ReadError if a store cannot be
-    asked or read, or an OSError if the disk fails.
+    asked or read, or an OSError if the disk fails. SettingsError of `refuse_absent_list` passes through.
     """
     if not path.endswith((".jsonl", ".jsonl.gz")):
         raise DataError(

@@ -130,7 +130,7 @@ def _kind_of(value: object) -> str | None:
 
 
 def has_length(kind: str) -> bool:
-    """Return whether values of this kind differ in length."""
+    """Return whether values of this kind are texts or lists, which differ in length, rather than single numbers."""
     return kind == "text" or kind.endswith(_LIST)
 
 

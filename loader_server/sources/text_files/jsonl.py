@@ -94,7 +94,7 @@ class JsonLinesSource(LineSource):
 
         Raise a DataError if there is no file, one is named twice or cannot be opened, a ReadError if one ends early or
         cannot be fetched, and an OSError if the disk fails. Raise a SettingsError if a store's library is missing, or
-        for braces that stand for too many names.
+        for braces that stand for too many names. MachineError of `_lines_between` passes through.
         """
         for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
             lines = self._lines_between(piece.path, piece.start, piece.stop)
@@ -144,7 +144,7 @@ class JsonLinesSource(LineSource):
 
         Raise it too if there is no file, or one is named twice, is absent or is no text; raise a ReadError if a store
         cannot be asked or a file not be fetched, a SettingsError if the store's library is missing, and an OSError if
-        the disk fails.
+        the disk fails. MachineError of `_first_fault` passes through.
         """
         inventory = super().survey()
         if not self._kinds:
@@ -203,7 +203,7 @@ class JsonLinesSource(LineSource):
         """Return the decoded size of samples with these columns, as the base class does; None if no key has a length.
 
         Columns of lengths are named by the key's number here, because a key may have any name, so they are renamed
-        first.
+        first. DataError, SettingsError and MachineError of `_measured_keys` pass through.
         """
         return super().decoded_bytes(
             {f"length_{key}": numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
@@ -213,13 +213,17 @@ class JsonLinesSource(LineSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """Return the number of characters of each text and of items of each list, by key."""
+        """Return the number of characters of each text and of items of each list, by key.
+
+        DataError, SettingsError and MachineError of `_measured_keys` pass through.
+        """
         return {key: self.indexed.numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the object's values by key; indexing has found the line usable.
 
-        Raise UnusableValueError for any other line.
+        Raise UnusableValueError for any other line. DataError, SettingsError and MachineError of `_values` pass
+        through.
         """
         return self._values(raw)
 
@@ -228,6 +232,6 @@ class JsonLinesSource(LineSource):
 
         Nothing is checked again: indexing found each line usable, and its digest shows that it is unchanged. For other
         lines, raise a ValueError, KeyError, TypeError, OverflowError or RecursionError, or return other values than
-        `decode` would.
+        `decode` would. DataError, SettingsError and MachineError of `_kinds` pass through.
         """
         return columns_of_kinds(objects_of(raw), self._kinds)

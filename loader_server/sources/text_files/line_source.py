@@ -71,7 +71,8 @@ class TextSource(Source):
     def _count(self, path: str) -> int:
         """Return the number of lines of a file; raise a DataError if it is no text or cannot be opened.
 
-        Raise a ReadError if a remote file cannot be fetched, and an OSError if the disk fails.
+        Raise a ReadError if a remote file cannot be fetched, and an OSError if the disk fails. SettingsError of
+        `refuse_no_text` passes through.
         """
         self.files.refuse_no_text(path)
         with self.files.open(path) as file:
@@ -80,7 +81,8 @@ class TextSource(Source):
     def _lines_between(self, path: str, start: int, stop: int) -> WholeLines:
         """Read these bytes of a file, which are whole lines, and split them; raise a ReadError if it ends before.
 
-        Raise it too if a remote file cannot be fetched, and an OSError if a local one cannot be read.
+        Raise it too if a remote file cannot be fetched, and an OSError if a local one cannot be read. SettingsError and
+        MachineError of `read` pass through.
         """
         return taken_apart(self.files.read(path, start, stop - start), begins_file=not start)
 
@@ -148,7 +150,7 @@ class LineSource(TextSource):
         """Yield pieces of at most `rows` whole lines, file after file; raise a DataError if a file cannot be opened.
 
         An empty file has no piece. Raise a ReadError if a remote file cannot be fetched, and an OSError if the disk
-        fails.
+        fails. SettingsError of `open` passes through.
         """
         row = 0
         for number, path in enumerate(paths):
@@ -160,7 +162,7 @@ class LineSource(TextSource):
 
     @staticmethod
     def _columns_of(piece: LinePiece, lines: WholeLines, numbers: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        """Return the index columns of the lines of a piece with these numbers."""
+        """Return file, line, offset, size and digest of the lines with these numbers in the piece, as index columns."""
         return {
             "file": np.full(len(numbers), piece.file),
             "line": piece.line + numbers,
@@ -180,6 +182,7 @@ class LineSource(TextSource):
         """Start fetching the byte ranges of these lines, if their files are remote.
 
         Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
+        SettingsError of `expect` passes through.
         """
         if self.files.are_remote:
             files, offsets, sizes = (self._columns[name][samples].tolist() for name in ("file", "offset", "bytes"))
@@ -189,6 +192,7 @@ class LineSource(TextSource):
         """Yield the bytes of each line; raise a ReadError if they are not the indexed ones or cannot be fetched.
 
         Raise an IndexError if a sample's number is out of range, and an OSError if the disk fails or a file is gone.
+        SettingsError and MachineError of `read_all` pass through.
         """
         known = self.all_checked(samples)
         files, offsets, sizes, digests = (
@@ -237,6 +241,7 @@ class LinesSource(LineSource):
         """Measure the lines of a piece; empty lines and those that are not UTF-8 become bad rows.
 
         Raise a ReadError if the file ends before the piece does or cannot be fetched, and an OSError if the disk fails.
+        SettingsError and MachineError of `_lines_between` pass through.
         """
         lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
         good = np.flatnonzero(lines.characters > 0)

@@ -104,7 +104,7 @@ class ParallelSource(TextSource):
 
         The first file decides how many lines a piece has; the others are cut after as many lines, wherever their bytes
         end. Raise a DataError if a file cannot be opened, a ReadError if it cannot be fetched, and an OSError if the
-        disk fails.
+        disk fails. SettingsError of `open` passes through.
         """
         with contextlib.ExitStack() as opened:
             first, *others = [opened.enter_context(self.files.open(name)) for name in self._names]
@@ -122,6 +122,7 @@ class ParallelSource(TextSource):
         """Measure the lines of all files; a row with an empty or undecodable line becomes a bad row.
 
         Raise a ReadError if a file ends before the piece does or cannot be fetched, and an OSError if the disk fails.
+        SettingsError and MachineError of `_lines_between` pass through.
         """
         files = [self._lines_between(name, *span) for name, span in zip(self._names, piece.spans, strict=True)]
         usable = np.array([lines.characters > 0 for lines in files])
@@ -155,7 +156,7 @@ class ParallelSource(TextSource):
         """Yield each sample's lines, joined by newlines; raise a ReadError if they are not the indexed ones.
 
         Raise it too if they cannot be fetched, an IndexError if a sample's number is out of range, and an OSError if
-        the disk fails or a file is gone.
+        the disk fails or a file is gone. SettingsError and MachineError of `read_all` pass through.
         """
         known = self.all_checked(samples)
         columns = self._columns
@@ -174,6 +175,7 @@ class ParallelSource(TextSource):
         """Start fetching the byte ranges of these lines in all files, if they are remote.
 
         Raise a DataError if a file is gone when it is first looked at, or a ReadError if its store cannot be asked.
+        SettingsError of `expect` passes through.
         """
         if self.files.are_remote:
             self.files.expect(chain.from_iterable(self._extents(file, samples) for file in range(len(self._names))))

@@ -159,7 +159,10 @@ def _starts_and_sizes(data: bytes, *, begins_file: bool) -> tuple[NDArray[np.int
 
 
 def _characters(data: bytes, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of characters of each line, or -1 for a line that is not UTF-8."""
+    """Return the number of characters of each line, or -1 for a line that is not UTF-8.
+
+    The newlines do not count.
+    """
     if data.isascii() or not len(starts):
         return sizes
     # No byte of a longer character is a newline, so the text is valid as a whole exactly if each line is.

@@ -144,7 +144,10 @@ class MelBands:
                 yield _Piece(framed[frames], None if emphasised is None else emphasised[frames], bands[frames])
 
     def _blocks(self, pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-        """Yield lists of pieces that are Fourier-transformed at once: as many as fit, in their order."""
+        """Yield lists of pieces that are Fourier-transformed at once: as many as fit, in their order.
+
+        Without pieces nothing is yielded. No piece may be larger than the limit, which is not checked.
+        """
         together, frames = list[_Piece](), 0
         for piece in pieces:
             if frames + len(piece.bands) > self._most:

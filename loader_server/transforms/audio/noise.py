@@ -49,7 +49,7 @@ class RecordedNoise:
         """Mix noise into the audio, or leave it as it is, as drawn.
 
         Raise SettingsError or DataError if the source of noises cannot be used, SampleError if the noise has no audio
-        or cannot be decoded, and ReadError if it cannot be read.
+        or cannot be decoded, and ReadError if it cannot be read. ValueError of `part_of` passes through.
         """
         if rng.random() >= self._share:
             return

@@ -98,7 +98,7 @@ class Connection:
         self.hello_s, self.renew_s, self.renew_pause_s = float("inf"), float("inf"), pause_s
 
     def part(self) -> None:
-        """Note that no worker serves us here any more."""
+        """Note that no worker serves us here any more, until one welcomes us again."""
         self.incarnation = None
 
     def is_renewed(self, longest_s: float, now_s: float) -> bool:

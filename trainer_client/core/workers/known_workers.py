@@ -122,7 +122,7 @@ class KnownWorker:
         self.busy_until_s = time_s
 
     def note_ping(self, now_s: float) -> None:
-        """Note when the last ping was sent to it."""
+        """Note that a ping was sent to it at this time."""
         self.pinged_s = now_s
 
     def note_list(self) -> None:

@@ -426,7 +426,7 @@ class Connections:
         return self._worker_of(connection) if connection is not None else None
 
     def serving(self) -> list[int]:
-        """Return the ids of connections whose workers serve us, draining ones included."""
+        """Return the ids of connections whose workers serve us, draining ones included; empty if none does."""
         return [connection.id for connection in self if connection.state in SERVING]
 
     def _worker_of(self, connection: Connection) -> KnownWorker | None:

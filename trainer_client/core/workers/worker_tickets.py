@@ -181,7 +181,7 @@ class WorkerTickets:
         self.unasked = seqs
 
     def survey(self) -> list[KnownWorker]:
-        """Compute `unasked` again; return the workers that may be asked."""
+        """Compute `unasked` again; return the workers that may be asked, maybe none."""
         # At most once a turn: all workers that came and went in one turn are surveyed together, so that the restart of
         # a fleet costs one pass over the upcoming batches, and not one for each worker.
         assert self.look_around

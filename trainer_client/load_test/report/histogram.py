@@ -31,7 +31,7 @@ class Histogram:
         self._counts: Counter[int] = Counter()
 
     def record(self, time_us: int) -> None:
-        """Count a time of this many whole microseconds."""
+        """Count a time of this many whole microseconds, 0 or more, in its bin, and keep the longest."""
         # Keep the 6 leading bits: shift 0 has the places 0 to 63, and each further shift 32 more.
         shift = max(0, time_us.bit_length() - _BITS - 1)
         self._counts[shift * _PLACES + (time_us >> shift)] += 1
@@ -39,7 +39,7 @@ class Histogram:
         self.max_us = max(self.max_us, time_us)
 
     def merge(self, other: Histogram) -> None:
-        """Add all times of another histogram."""
+        """Add all times of another histogram to this one, and the longest if it is longer."""
         self._counts.update(other._counts)
         self.total += other.total
         self.max_us = max(self.max_us, other.max_us)
@@ -74,7 +74,7 @@ class Histogram:
 
     @classmethod
     def of(cls, plain: Plain) -> Histogram:
-        """Return a histogram made from plain values."""
+        """Return the histogram that `plain` gave these values of; raise KeyError if one is missing."""
         histogram = cls()
         histogram._counts = Counter(dict(plain["counts"]))
         histogram.total = histogram._counts.total()
@@ -83,6 +83,6 @@ class Histogram:
 
 
 def _largest_us(place: int) -> int:
-    """Return the largest time of a bin."""
+    """Return the largest time, in microseconds, that counts in the bin at this place."""
     shift = max(0, place // _PLACES - 1)
     return ((place - shift * _PLACES + 1) << shift) - 1

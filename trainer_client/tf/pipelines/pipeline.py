@@ -230,7 +230,10 @@ class PipelineElements:
         return self._element_per_batch(data, rounds[1] * self._session.ranks.replicas)
 
     def _element_per_batch(self, data: tf.data.Dataset, batches: int) -> Iterator[Any]:
-        """Yield as many elements as batches; raise SettingsError if the pipeline yields fewer or more."""
+        """Yield as many elements as batches; raise SettingsError if the pipeline yields fewer or more.
+
+        Errors of `_elements_of` pass through.
+        """
         elements = self._elements_of(data)
         for done in range(batches):
             element = next(elements, None)

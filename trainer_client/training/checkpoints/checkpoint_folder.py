@@ -344,7 +344,11 @@ def _parse_without_seal(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
 
 
 def _check_archive(file: IO[bytes]) -> None:
-    """Raise an error unless all arrays are there and match their checksums."""
+    """Raise an error unless all arrays are there and match their checksums.
+
+    Raise _DamagedError if fewer arrays are listed than the file counts, zipfile.BadZipFile or zlib.error for damaged
+    bytes.
+    """
     with zipfile.ZipFile(file) as archive:
         there = archive.infolist()
         for entry in there:  # `testzip` would look at only one of two with the same name

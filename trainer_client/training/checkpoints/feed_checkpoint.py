@@ -461,7 +461,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._assign_once_built(checkpoint[0])
 
     def _begin(self, there: RunTotals) -> bool:
-        """Begin with the totals of the checkpoint; return whether there is a target that is reached already."""
+        """Begin with the checkpoint's totals, or raise as `begin` does; return whether a target is reached already."""
         self._rows = self._rows_before = self._session.trained_rows
         if self._progress is None:
             return False

@@ -56,7 +56,7 @@ class SavedRun:
         """Commit one checkpoint, whole or not at all; return its path, or None in a process that does not write.
 
         The cursor `feed` has to be taken together with the variables. Raise MachineError or OSError if the system
-        refuses to write.
+        refuses to write. WorldChangedError of `write` passes through.
         """
         record = {
             "epoch": totals.epochs,

@@ -182,7 +182,7 @@ def _print_for_people(order: EvaluateOrder, line: str) -> None:
 def _share(feed: Feed, judged: Judged, values: dict[str, float], sums: EvaluationSums) -> None:
     """Report the values, with their number of rows, to the coordinator, for `loader-server status`.
 
-    Raise SettingsError for a number that is out of the protocol's bounds.
+    Raise SettingsError for a number that is out of the protocol's bounds. Errors of `share` pass through.
     """
     means = {name: value for name, value in values.items() if name != "rows"}
     feed._session.results.share(

@@ -95,7 +95,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Note the first of the steps that run at a time."""
+        """Note the number of the first of the steps that Keras runs at a time."""
         self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:

@@ -147,6 +147,7 @@ class BaseLoop:
         """Begin the run from these totals, and print so in rank 0; it may be over at once.
 
         `over` is why it is over already, empty if it is not; a limit or early stopping may be a reason as well.
+        SettingsError of `begin` passes through.
         """
         self._rows = self._session.trained_rows
         self._params[STEPS_DONE] = there.steps

@@ -60,7 +60,7 @@ class Placement(ABC):
 
     @abstractmethod
     def one_of(self, element: Any) -> Any:
-        """Return what one replica has of a step's element."""
+        """Return what one replica has of a step's element; with several, the first one."""
 
     @abstractmethod
     def any_element(self, elements: Iterable[Any]) -> Any:

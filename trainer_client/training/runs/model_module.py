@@ -205,7 +205,10 @@ class JobOrder:
         )
 
     def connect(self, stream: str, **how: Any) -> Feed:
-        """Connect to a stream of the job; `how` are further arguments of `connect`, which raises the same errors."""
+        """Connect to a stream of the job; `how` are further arguments of `connect`, which raises the same errors.
+
+        StokerError of `connect` passes through.
+        """
         return connect(self.endpoint, stream=stream, keys=self.keys, connect_timeout_s=self.connect_timeout_s, **how)
 
 

@@ -189,7 +189,7 @@ class Run:
     def _tell(self) -> None:
         """Report the results of the epoch that has just ended, if any were noted.
 
-        Raise SettingsError for a number that is out of the protocol's bounds.
+        Raise SettingsError for a number that is out of the protocol's bounds. Errors of `share` pass through.
         """
         noted, self._noted = self._noted, NotedMeans()
         if noted.rows:
@@ -269,7 +269,8 @@ class Run:
 def progress_of(until: Until, session: FeedSession) -> RunProgress:
     """Return the progress of a run on this feed, which rank 0 alone prints.
 
-    Ranks in lockstep agree on how long it has gone on, because clocks differ.
+    Ranks in lockstep agree on how long it has gone on, because clocks differ. SettingsError of `RunProgress` passes
+    through.
     """
 
     def agree(spent_s: float, totals: RunTotals) -> float:

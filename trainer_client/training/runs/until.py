@@ -31,7 +31,7 @@ class RunTotals:
     seconds: float = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return the totals as plain values, for a checkpoint."""
+        """Return epochs, steps, samples and seconds as plain values, for a checkpoint."""
         return asdict(self)
 
     @classmethod
@@ -117,6 +117,8 @@ class Until:
 
     def from_there(self, there: RunTotals) -> RunLimits:
         """Return the limits in absolute numbers, for a run that continues from a checkpoint.
+
+        SettingsError of `_absolute` passes through.
 
         Args:
             there: The checkpoint's totals.

@@ -54,7 +54,7 @@ class AppliedBatches:
         return self._epochs[epoch].has(number) if epoch in self._epochs else epoch < self._settled
 
     def add(self, epoch: int, number: int) -> None:
-        """Count this batch as applied."""
+        """Count this batch as applied to the variables here; counting it again changes nothing."""
         self._epochs.setdefault(epoch, _EpochApplied()).add(number)
 
     def forget_before(self, epoch: int) -> None:

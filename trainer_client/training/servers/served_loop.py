@@ -230,7 +230,7 @@ class ServedLoop(BaseLoop):
         It is not in if servers had moved, the gradients were too old or the run is over. The loss is None if servers
         had moved before anything was computed. Raise DataError if gradients are not finite after the last retry,
         SettingsError for a loss or model that the step cannot take, LostError if a server does not answer in time, and
-        RefusedError if one refuses.
+        RefusedError if one refuses. ProtocolError of `pull` passes through.
         """
         loss, rows = None, 0
         lease = self._leases.in_hand()
@@ -326,6 +326,7 @@ class ServedLoop(BaseLoop):
 
         That is so if not all serve one generation, the run is over there, or they move meanwhile. Raise SettingsError
         if they hold another model, LostError if a server does not answer in time, and RefusedError if one refuses.
+        ProtocolError of `pull` passes through.
         """
         if not self._served.look() or self._served.over:
             return False
@@ -436,7 +437,7 @@ class ServedLoop(BaseLoop):
     def _commit(self, cut: dict[str, Any] | None) -> bool:
         """Commit a cut, as long as nothing else was trained or pulled; return whether there was one.
 
-        Raise MachineError or OSError if the system refuses to write.
+        Raise MachineError or OSError if the system refuses to write. WorldChangedError of `commit` passes through.
         """
         if cut is None:
             return False

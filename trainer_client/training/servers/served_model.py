@@ -206,7 +206,8 @@ class ServedModel:
         """Read one cut of all that the servers hold into model and optimizer; return the batches applied to it.
 
         Epochs before `settled` are settled, so servers may forget them. Raise MovedError if servers have moved,
-        LostError if a server does not answer in time, and RefusedError if one refuses.
+        LostError if a server does not answer in time, and RefusedError if one refuses. ProtocolError of `_take_in`
+        passes through.
         """
         replies = self._ask_values(
             m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
@@ -218,7 +219,7 @@ class ServedModel:
     def _take_in(self, replies: Sequence[Reply], *, has_slots: bool = False) -> None:
         """Assign the servers' values to the model's variables, and the optimizer's variables of no part.
 
-        With `has_slots`, those of each part follow and are assigned as well.
+        With `has_slots`, those of each part follow and are assigned as well. ProtocolError of `_assign` passes through.
         """
         common = [(None, variable) for variable in self._state.common]
         # Variables of no part come from every server. Those of the first count, which decides: they are assigned last.
@@ -244,7 +245,7 @@ class ServedModel:
         """Take the servers' values, their learning rate and their count of steps.
 
         Raise MovedError if they have another generation, or none, LostError if a server does not answer in time, and
-        RefusedError if one refuses.
+        RefusedError if one refuses. ProtocolError of `_take_in` passes through.
         """
         replies = self._ask_values(
             m.Pull(serial=0, trainer=self._trainer, generation=self.generation, at_least=self._heard_version)

@@ -155,7 +155,7 @@ class CollectedGradients:
         self._rows: dict[int, tuple[Any, Any]] = {}
 
     def scale_loss(self, loss: Any) -> Any:
-        """Return the loss as it is."""
+        """Return the loss unchanged: servers refuse models whose loss is scaled."""
         return loss
 
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -173,7 +173,10 @@ class CollectedGradients:
             self._optimizer.apply(gradients, variables)
 
     def _keep(self, at: int, gradient: Any, variable: Any) -> None:
-        """Put a gradient into its buffer, which is made when the variable first has one."""
+        """Put a gradient into its buffer, which is made when the variable first has one.
+
+        A gradient of rows is kept as numbers and values, any other as it is; each call replaces what was there.
+        """
         is_rows = isinstance(gradient, tf.IndexedSlices)
         # Buffers outlive the graph that is being traced, so they are made outside it, once for each variable.
         with tf.init_scope():

@@ -179,7 +179,11 @@ class ServerState:
         return [Tell(self._order("forget", trainer=message.trainer))] if self._is_first and is_known else []
 
     def _serve(self, asker: bytes, message: m.ServeShare) -> list[Instruction]:
-        """Hold the share that the chief gives, in place of all there was; if it is held already, only answer."""
+        """Hold the share that the chief gives, in place of all there was; if it is held already, only answer.
+
+        What belonged to the share before is void: cut, rate, gradients that are held and now dropped, and trainers that
+        wait.
+        """
         if message.generation == self.generation:  # the answer was lost
             return [self._taken(asker, message.serial, "serving")]
         self.generation, self.version, self.parts, self.over = message.generation, message.version, message.parts, ""

@@ -155,7 +155,7 @@ class ShareStore:
 
 
 def frame_of(arrays: Sequence[Any]) -> bytes:
-    """Return the bytes of arrays, one behind the other."""
+    """Return the bytes of arrays, one behind the other, in C order; empty arrays add none."""
     return b"".join(np.ascontiguousarray(array).data.cast("B") if array.size else b"" for array in arrays)
 
 

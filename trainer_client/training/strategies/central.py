@@ -46,7 +46,10 @@ class SharedCopy(InRounds):
         return cast("AbstractContextManager[Any]", tf.variable_creator_scope(self._create))
 
     def _create(self, create: Callable[..., Any], **how: Any) -> Any:
-        """Create a variable in its place; once the model is built, beside the variable that it belongs to."""
+        """Create a variable in its place; once the model is built, beside the variable that it belongs to.
+
+        Errors of `create` and of an initial value pass through.
+        """
         if self._is_model_built:
             return create(**how)  # such as an optimizer's slot
         # Compute the initial value first: its size decides where the variable goes.

@@ -226,7 +226,7 @@ def _gather_lists(
     """Write one list a row, padded with zeros: by copying bytes where they are the array's, else by decoding.
 
     Raise UnfitFeature if a decoded value does not fit its form, and MalformedExample if it cannot be parsed. There has
-    to be a row.
+    to be a row. IndexError of `_value` passes through.
     """
     out[:] = 0
     begins, kinds, sizes = _unpacked(runs)

@@ -199,7 +199,10 @@ class FeatureForm:
 
 
 def _integers(raw: mmap.mmap | bytes, runs: Sequence[Run]) -> NDArray[np.int64]:
-    """Return the integers in these runs as one array; raise MalformedExample if one has more than 10 bytes."""
+    """Return the integers in these runs as one array; raise MalformedExample if one has more than 10 bytes.
+
+    IndexError of `int64_of` passes through.
+    """
     parts = [int64_of(raw, start, stop) for start, stop in runs]
     # An empty step of a feature list has no runs; the empty array gives it a dtype.
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])

@@ -35,7 +35,7 @@ class Towers:
         self._having: list[list[bool]] = []
 
     def begin(self) -> None:
-        """Forget what was noted, as a step is traced anew."""
+        """Forget the variables that had gradients, as the step is traced anew."""
         self._having = []
 
     def note(self, gradients: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -88,7 +88,10 @@ def times(gradient: Any, factor: Any) -> Any:
 
 
 def of_values(gradient: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the gradient with its values changed by a function; a sparse one keeps its indices."""
+    """Return the gradient with its values changed by a function; a sparse one keeps its indices.
+
+    Errors of `change` pass through.
+    """
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
     return change(gradient)

@@ -101,7 +101,7 @@ class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
         self.begin([])
 
     def begin(self, values: Sequence[Any]) -> None:
-        """Begin a trace, with these values of the known variables."""
+        """Begin a trace with these values of the known variables, in their order; nothing is changed or unknown yet."""
         self.state_mapping.update(zip(self._known, values, strict=False))
         #: Variables that were used and have no value here, by id.
         self.strangers = dict[int, Any]()
@@ -117,7 +117,7 @@ class _Noting(keras.StatelessScope):  # type: ignore[misc] # Keras has no types
         return [self.state_mapping[number] for number in changed]
 
     def seeds(self) -> Iterator[tuple[Any, int]]:
-        """Yield the seeds that were drawn from, with the number of draws."""
+        """Yield the seeds that were drawn from, with the number of draws; nothing if none was."""
         return ((self._known[number], many) for number, many in self.changes.items() if number in self._seeds)
 
     def get_current_value(self, variable: Any) -> Any:

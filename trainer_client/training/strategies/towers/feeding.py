@@ -139,7 +139,7 @@ class PipelineRounds:
 
 
 def put(element: Any, device: str) -> Any:
-    """Return the element with its tensors on this device."""
+    """Return the element, a nest of tensors, with each tensor on this device. Errors of TensorFlow pass through."""
     with tf.device(device):
         return tf.nest.map_structure(tf.identity, element)
 
