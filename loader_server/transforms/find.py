@@ -76,6 +76,10 @@ class NamedTransform:
     identity: str
     #: Versions of the installed packages that its bytes depend on.
     packages: Mapping[str, str]
+    #: Its own modules that are no Python sources, but compiled.
+    compiled: tuple[str, ...] = ()
+    #: Whether it declares that native code which it uses gives the same bytes on each processor of a job's level.
+    processor_safe: bool = False
     #: Passed instead of a generator to a transform that must not draw; None if it draws.
     refusing: RefusingGenerator | None = field(repr=False, compare=False)
 
@@ -233,6 +237,8 @@ def _made(name: str, target: Callable[..., Any], table: Table | None, where: str
         outputs=outputs if isinstance(outputs, Outputs) else declaration.outputs,
         identity=_identity(content, code),
         packages={**(code.packages if code else {}), **packages},
+        compiled=code.compiled if code else (),
+        processor_safe=declaration.processor_safe,
         refusing=None if declaration.draws else RefusingGenerator(name, where),
     )
 
