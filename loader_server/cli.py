@@ -106,13 +106,13 @@ def _keep_to_processor(jobs: Sequence[str | Path]) -> None:
     """Execute this process again if its libraries do not keep to the processor level of these job files.
 
     If the files differ in that, it keeps to none, and each process of a job that has a level executes itself again.
-    Endpoints of jobs do not count. Raise SettingsError if a job file cannot be read.
+    Endpoints of jobs do not count. Raise SettingsError if a job file cannot be read, or the machine is below the level.
     """
     with quick_import():
         from loader_server.job_folder import JobFolder
         from loader_server.processor.capping import execute_again, keep_to
     levels = {JobFolder(job).settings.processor for job in jobs if "://" not in str(job)}
-    keep_to(levels.pop() if len(levels) == 1 else "", execute_again)
+    keep_to(levels.pop() if len(levels) == 1 else "", f"{jobs[0]}, [job], processor", execute_again)
 
 
 def _report(error: StokerError, options: argparse.Namespace) -> None:
@@ -194,7 +194,7 @@ def _be_forked(arguments: Sequence[str]) -> None:
 def _keep_child_to_processor(arguments: Sequence[str]) -> None:
     """Execute this child of the nursery again if its job has another processor level than the nursery keeps to.
 
-    Nothing happens to a process that opens no streams, or whose job file cannot be read, which it reports itself.
+    Nothing happens to a process that opens no streams, or that cannot open its job file here, which it reports itself.
     """
     from loader_server.building.crash_trial import TRIAL
     from loader_server.job_folder import JobFolder
@@ -203,7 +203,8 @@ def _keep_child_to_processor(arguments: Sequence[str]) -> None:
 
     if arguments[0] == TRIAL or COMMANDS[arguments[0]].keeps_to_processor:
         with contextlib.suppress(StokerError):
-            keep_to(JobFolder(arguments[1]).settings.processor, partial(execute_child, arguments))
+            where = f"{arguments[1]}, [job], processor"
+            keep_to(JobFolder(arguments[1]).settings.processor, where, partial(execute_child, arguments))
 
 
 def be_child(arguments: Sequence[str]) -> None:

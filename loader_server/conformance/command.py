@@ -49,7 +49,8 @@ def main(
         return 2
     try:
         if arguments is None and str(options.source).endswith(".toml"):  # this process's own program, to run again
-            keep_to(JobFolder(options.source).settings.processor, execute_again)
+            where = f"{options.source}, [job], processor"
+            keep_to(JobFolder(options.source).settings.processor, where, execute_again)
         sources = list(chain.from_iterable(_examined(name, known.get(name), options) for name in names))
     except StokerError as error:
         print(error, file=sys.stderr)

@@ -35,13 +35,21 @@ _CORE_NAMES = (
 _X86_64 = "x86_64"
 
 
-def keep_to(level: str, execute: Callable[[dict[str, str]], object]) -> None:
+def keep_to(level: str, where: str, execute: Callable[[dict[str, str]], object]) -> None:
     """Execute this process again if its environment does not keep libraries to the level (""; to none).
 
     `execute` gets the environment that does. Do nothing on other machines than x86-64, which `refuse_unfit` refuses.
+    Raise SettingsError if this machine is below the level.
     """
-    if level != level_in(os.environ) and platform.machine() == _X86_64:
-        execute(environment_of(level, _numpy().__cpu_dispatch__, os.environ))
+    current = level_in(os.environ)
+    if level == current or platform.machine() != _X86_64:
+        return
+    # Before: on a machine below the level OpenBLAS dies of an illegal instruction when it is loaded, as it does what it
+    # is told. Only without limits does numpy tell what the processor has, so from one level to another it goes
+    # by way of none.
+    if level and not current:
+        _refuse_below(level, where)
+    execute(environment_of("" if current else level, _numpy().__cpu_dispatch__, os.environ))
 
 
 def execute_again(environment: dict[str, str]) -> None:
@@ -68,27 +76,37 @@ def refuse_unfit(level: str, where: str) -> None:
             where=where,
             remedy="Leave processor out, and have machines of one kind in the job.",
         )
-    if level_in(os.environ) != level:
+    current = level_in(os.environ)
+    if not current:
+        _refuse_below(level, where)
+    if current != level:
         raise SettingsError(
             expected=f"a process whose libraries keep to {level}",
-            got=f"one that keeps to {level_in(os.environ) or 'no level'}",
+            got=f"one that keeps to {current or 'no level'}",
             where=where,
             remedy="Start it by a command of loader-server, which sees to that; or leave processor out.",
-        )
-    missing = _features(present=False) & LEVELS[level].features
-    if missing:
-        raise SettingsError(
-            expected=f"a processor of level {level} or above",
-            got=f"one without {', '.join(sorted(missing))}",
-            where=where,
-            remedy="Write a lower level, for all machines of the job; or leave this machine out.",
         )
     _refuse_heedless_libraries(level, where)
 
 
+def _refuse_below(level: str, where: str) -> None:
+    """Raise SettingsError if this machine's processor lacks a feature of the level; for processes without limits."""
+    numpy_has: dict[str, bool] = _numpy().__cpu_features__
+    missing = sorted(name for name in LEVELS[level].features if not numpy_has.get(name, True))
+    if missing:
+        raise SettingsError(
+            expected=f"a processor of level {level} or above",
+            got=f"one without {', '.join(missing)}",
+            where=where,
+            remedy="Write a lower level, for all machines of the job; or leave this machine out.",
+        )
+
+
 def _refuse_heedless_libraries(level: str, where: str) -> None:
     """Raise SettingsError if numpy uses features above the level, or its BLAS other kernels than those of the level."""
-    above = _features(present=True) - LEVELS[level].features
+    numpy = _numpy()
+    chosen = {name for name in (*numpy.__cpu_baseline__, *numpy.__cpu_dispatch__) if numpy.__cpu_features__[name]}
+    above = chosen - LEVELS[level].features
     if above:
         raise SettingsError(
             expected=f"a numpy that can be kept to {level}",
@@ -104,18 +122,6 @@ def _refuse_heedless_libraries(level: str, where: str) -> None:
             where=where,
             remedy="Install numpy from PyPI, which comes with such an OpenBLAS.",
         )
-
-
-def _features(*, present: bool) -> set[str]:
-    """Return the features that numpy was built for or chooses by, and those of all levels, that are there, or not.
-
-    Features that are switched off count as not there.
-    """
-    numpy = _numpy()
-    found: dict[str, bool] = numpy.__cpu_features__
-    if present:
-        return {name for name in (*numpy.__cpu_baseline__, *numpy.__cpu_dispatch__) if found[name]}
-    return {name for name, is_there in found.items() if not is_there}
 
 
 def _openblas_core() -> str:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.installed import version_of
+from loader_server.processor.levels import level_in
 from loader_server.sources.audio.containers import HEADER_BYTES, audio_extent, is_ogg_cut, plain_header, plain_wav
 from loader_server.sources.files.same_files import digest_of_handle, number_of_digest
 from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
-from shared.errors import SampleError
+from shared.errors import SampleError, SettingsError
 from shared.extras import library
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ _AS_FLOATS = {"dtype": "float32", "always_2d": True}
 
 #: The size of a WAV file's audio that means "all that follows"; the same in either byte order.
 _SIZE_OF_ALL = b"\xff\xff\xff\xff"
+
+#: The processor level at which there may be no AVX.
+_WITHOUT_AVX = "x86-64-v2"
 
 #: What soundfile raises for bytes that are not audio.
 _UNREADABLE = (soundfile.SoundFileError, ValueError)
@@ -97,6 +101,7 @@ def decoded_audio(
         with opened(mended or io.BytesIO(raw)) as sound:
             # Before reading: a header may claim any number of frames, and reading allocates them all.
             refuse_larger(audio_bytes(sound.frames, sound.channels), largest, where)
+            _refuse_other_loops(sound, where)
             audio, rate = _all_of(sound), sound.samplerate
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
@@ -143,6 +148,7 @@ def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and which channel of
         mended = _whole_audio(_of_handle(handle), os.fstat(handle).st_size, where)
         with soundfile.SoundFile(mended or handle, closefd=False) as sound:
             refuse_larger(audio_bytes(min(frames, sound.frames), sound.channels), largest, where)
+            _refuse_other_loops(sound, where)
             sound.seek(start)
             audio = sound.read(frames, dtype="float32", always_2d=True)
     except _UNREADABLE as error:
@@ -281,11 +287,27 @@ def _header_by_libsndfile(file: int | io.BytesIO, where: str) -> tuple[int, int,
     try:
         with soundfile.SoundFile(file, closefd=False) as sound:
             frames, rate, channels = int(sound.frames), int(sound.samplerate), int(sound.channels)
+            _refuse_other_loops(sound, where)
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
     if frames == 0:
         raise _unusable("empty_audio", "audio", "a file of zero samples", where)
     return frames, rate, channels
+
+
+def _refuse_other_loops(sound: Any, where: str) -> None:
+    """Raise a SettingsError for MP3 if the job keeps to a processor level without AVX.
+
+    libmpg123 decodes stereo with AVX where there is any, and otherwise to other last bits; no setting of it changes
+    that.
+    """
+    if sound.subtype.startswith("MPEG") and level_in(os.environ) == _WITHOUT_AVX:
+        raise SettingsError(
+            expected=f"recordings that are decoded alike on all processors of {_WITHOUT_AVX}",
+            got="MP3, which libmpg123 decodes otherwise where there is AVX",
+            where=where,
+            remedy='Write processor = "x86-64-v3" in [job], or convert the recordings to FLAC.',
+        )
 
 
 def _undecodable(where: str, error: Exception) -> SampleError:
