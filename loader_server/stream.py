@@ -162,11 +162,12 @@ class Stream:
         if not self._level:
             return {}
         code = _foreign_code(self.source.modules)
-        packages = set() if code is None else set(code.packages)
-        of_source = native_names(packages, () if code is None else code.compiled)
+        of_source = [] if code is None else native_names(code.packages, code.compiled)
         # A pipeline runs whatever TensorFlow has.
         of_source += ["tensorflow"] if "tensorflow" in self.source.versions and "tensorflow" not in of_source else []
-        return self.chain.native_code() | ({f"the source of stream {self.name}": of_source} if of_source else {})
+        users = {step.name: step.native_code for step in self.chain.steps}
+        users[f"the source of stream {self.name}"] = of_source
+        return {user: native for user, native in users.items() if native}
 
     @property
     def _processor(self) -> str:

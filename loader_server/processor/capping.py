@@ -44,9 +44,9 @@ def keep_to(level: str, where: str, execute: Callable[[dict[str, str]], object])
     current = level_in(os.environ)
     if level == current or platform.machine() != _X86_64:
         return
-    # Before: on a machine below the level OpenBLAS dies of an illegal instruction when it is loaded, as it does what it
-    # is told. Only without limits does numpy tell what the processor has, so from one level to another it goes
-    # by way of none.
+    # Before: on a machine below the level OpenBLAS takes the kernels all the same, and dies of an illegal instruction
+    # when it is loaded. Only without limits does numpy tell what the processor has, so a process goes from one level to
+    # another by way of none.
     if level and not current:
         _refuse_below(level, where)
     execute(environment_of("" if current else level, _numpy().__cpu_dispatch__, os.environ))

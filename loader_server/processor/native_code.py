@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from loader_server.installed import has_native_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["native_names"]
+    from shared.logs import Log
+
+__all__ = ["native_names", "warn_of_unproved_code"]
 
 #: Packages that the limits of a level reach (see `levels`), as tests show.
 _LIMITED = frozenset(("numpy", "soxr"))
@@ -24,3 +26,14 @@ def native_names(packages: Iterable[str], compiled: Iterable[str]) -> list[str]:
     Raise importlib's PackageNotFoundError if a package is not installed.
     """
     return sorted({*(name for name in packages if name not in _LIMITED and has_native_code(name)), *compiled})
+
+
+def warn_of_unproved_code(native: Mapping[str, list[str]], log: Log) -> None:
+    """Log a warning for each transform or source whose native code the job's processor level may not reach."""
+    for user, names in native.items():
+        log.warning(
+            "native code may not keep to the job's processor level, so machines need equal processor features as well; "
+            "a transform that is sure of its bytes declares processor_safe=True",
+            used_by=user,
+            code=", ".join(names),
+        )

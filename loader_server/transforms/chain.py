@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.installed import version_of
-from loader_server.processor.native_code import native_names
 from loader_server.sources.batch_columns import shown_axes
 from loader_server.sources.blame import error_text, is_the_samples
 from loader_server.sources.files.file_facts import FilePlaces
@@ -140,17 +139,6 @@ class Chain:
     def packages(self) -> dict[str, str]:
         """Return the versions of the packages that the bytes depend on, by name."""
         return _packages(self.steps)
-
-    def native_code(self) -> dict[str, list[str]]:
-        """Return what native code transforms use that may choose other loops on another processor, by transform.
-
-        It is named by packages and modules. Left out are libraries that a job's level limits, and transforms that
-        declare `processor_safe`. Raise importlib's PackageNotFoundError if a package was just removed.
-        """
-        found = {
-            step.name: native_names(step.packages, step.compiled) for step in self.steps if not step.processor_safe
-        }
-        return {name: native for name, native in found.items() if native}
 
     @property
     def steady_steps(self) -> int:

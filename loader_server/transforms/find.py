@@ -27,6 +27,7 @@ from loader_server import transforms
 from loader_server.installed import version_of
 from loader_server.named_objects import import_named
 from loader_server.own_code import own_code
+from loader_server.processor.native_code import native_names
 from loader_server.sources.blame import error_text
 from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.sources.side_source import SideSource
@@ -87,6 +88,15 @@ class NamedTransform:
     def draws(self) -> bool:
         """Return whether it gets the sample's generator."""
         return self.refusing is None
+
+    @property
+    def native_code(self) -> list[str]:
+        """Return the packages and modules by which its bytes may hang on the processor, whatever level a job keeps to.
+
+        There are none if it declares `processor_safe`. Raise importlib's PackageNotFoundError if a package was just
+        removed.
+        """
+        return [] if self.processor_safe else native_names(self.packages, self.compiled)
 
 
 def find_transforms(

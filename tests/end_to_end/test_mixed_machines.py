@@ -188,6 +188,52 @@ def test_commands_execute_themselves_again(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+NATIVE = """
+import msgpack
+from loader_server.transforms import transform
+
+@transform()
+def unsure(sample, rng): pass
+
+@transform(processor_safe=True)
+def sure(sample, rng): pass
+"""
+PURE = """
+import rich, math, soxr, numpy
+from loader_server.transforms import transform
+
+@transform()
+def pure(sample, rng): pass
+"""
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What workers of a job at the lowest level are compared by, for transforms of one's own."""
+    folder = tmp_path_factory.mktemp("own")
+    write_recordings(folder, ("flac",))
+    (folder / "native.py").write_text(NATIVE)
+    (folder / "pure.py").write_text(PURE)
+    own = {"unsure": "native:unsure", "sure": "native:sure", "pure": "pure:pure", "built_in": "logmel"}
+    streams = "".join(f'[streams.{name}]\ntransforms = ["{transform}"]\n' for name, transform in own.items())
+    job = write_level_job(folder, "x86-64-v2", streams)
+    done = loader_server("index", str(job))
+    assert done.returncode == 0, done.stderr
+    return digests(job, "x86-64-v2")
+
+
+@pytest.mark.parametrize("stream", ["sure", "pure", "built_in"])
+def test_the_level_stands_in_place_of_the_features(compared: dict[str, Any], stream: str) -> None:
+    assert compared[stream]["processor"] == "x86-64-v2"
+    assert compared[stream]["unproved"] == {}
+
+
+def test_native_code_that_promises_nothing_keeps_the_features(compared: dict[str, Any]) -> None:
+    assert compared["unsure"]["unproved"] == {"native:unsure": ["msgpack"]}
+    assert compared["unsure"]["processor"].startswith("x86-64-v2 x86_64 ")
+    assert "OPENBLAS_CORETYPE=Nehalem" in compared["unsure"]["processor"]
+
+
 @pytest.mark.slow
 @emulating
 def test_a_machine_below_the_level_is_refused(tmp_path: Path) -> None:

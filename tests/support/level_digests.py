@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def digests(path: str) -> dict[str, dict[str, str]]:
-    """Return the digest of all samples and the builder fingerprint of each stream."""
+def digests(path: str) -> dict[str, dict[str, Any]]:
+    """Return the digest of all samples of each stream, and what workers are compared by."""
     from loader_server.job_file import read_job
     from loader_server.stream import Stream
 
@@ -29,7 +30,13 @@ def digests(path: str) -> dict[str, dict[str, str]]:
                 values = stream.values(epoch, sample, raw)
                 for key in sorted(values):
                     state.update(values[key].tobytes())
-        found[name] = {"samples": state.hexdigest(), "builder": stream.builder}
+        found[name] = {
+            "samples": state.hexdigest(),
+            "builder": stream.builder,
+            "steady": stream.steady,
+            "processor": stream.builder_parts()["processor"],
+            "unproved": stream.unproved_code,
+        }
         stream.close()
     return found
 
