@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from loader_server.machine.asking import Asker
+    from loader_server.job_folder import JobFolder
+    from loader_server.machine.asking import Asker, OwnedNursery
     from loader_server.machine.nursery import Nursery
 
 __all__ = [
@@ -237,7 +238,31 @@ def run_machine(options: argparse.Namespace) -> int:
         return _run_loaders(options, nursery, held)
 
 
-def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib.ExitStack) -> int:
+def _nursery_for(jobs: Sequence[JobFolder], nursery: OwnedNursery, held: contextlib.ExitStack) -> OwnedNursery:
+    """Return the nursery, or another in its place if jobs that were joined all have a level that it does not keep to.
+
+    The other is closed at the end of `held`. Raise SettingsError if this machine is below the level, MachineError if
+    no other nursery can be started.
+    """
+    from loader_server.machine.nursery_keeper import start_nursery
+    from loader_server.processor.capping import keep_to
+
+    def start_another(environment: dict[str, str]) -> None:
+        # For this process's children alone: it opens no streams itself, and must not be executed again, as it holds the
+        # folders of the jobs that it has just fetched.
+        os.environ.clear()
+        os.environ.update(environment)
+        nursery.close()
+        others.append(held.enter_context(contextlib.closing(start_nursery())))
+
+    others: list[OwnedNursery] = []
+    levels = {job.settings.processor for job in jobs if job.joined is not None}
+    if len(levels) == 1:
+        keep_to(levels.pop(), f"{jobs[0].path}, [job], processor", start_another)
+    return others[0] if others else nursery
+
+
+def _run_loaders(options: argparse.Namespace, nursery: OwnedNursery, held: contextlib.ExitStack) -> int:
     """Run a supervisor until it has to end, and return the exit code.
 
     Raise what keeps a job from being served; if a child printed it already, return its exit code instead. Raise
@@ -250,6 +275,7 @@ def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 
     jobs = machine_jobs.jobs_of(options, held)
+    nursery = _nursery_for(jobs, nursery, held)
     settings = SupervisorSettings(
         workers=options.workers or max(job.settings.workers for job in jobs) or granted_cores(),
         insecure=options.insecure,

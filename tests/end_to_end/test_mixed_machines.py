@@ -24,7 +24,7 @@ from shared.settings.job import PROCESSORS
 from tests.support.corpora import tone
 from tests.support.forked import ROOT, run_module
 from tests.support.level_digests import __file__ as PROGRAM
-from tests.support.loaders import wait_until
+from tests.support.loaders import ask, wait_until
 from tests.support.token_models import TEXTS, train_sentencepiece, train_tokenizer
 
 if TYPE_CHECKING:
@@ -292,6 +292,24 @@ def test_jobs_of_one_machine_keep_to_a_level_each(tmp_path: Path) -> None:
     with machine(jobs[1]) as endpoints:
         assert verified(endpoints["job1"], "librosa") == together["job1"]
     assert len(set(together.values())) >= len(levels) - 1, "this processor's own kind may be one of the levels"
+
+
+@pytest.mark.slow
+def test_a_host_that_joins_keeps_to_the_level_of_the_job_that_it_fetched(tmp_path: Path) -> None:
+    write_recordings(tmp_path, ("flac",))
+    job = write_level_job(tmp_path, "x86-64-v2")
+    log, state = tmp_path / "joined.log", tmp_path / "state"
+    with machine(job) as endpoints, log.open("w") as file:
+        words = ("run", endpoints["mixed"], "--workers", "1", "--state", str(state), "--data", str(tmp_path))
+        command = [sys.executable, "-m", "loader_server", *words]
+        joined = subprocess.Popen(command, env=usual_environment(), stdout=file, stderr=file)
+        try:
+            wait_until(lambda: "has 1 workers of this host" in log.read_text() or joined.poll() is not None, "joined")
+            wait_until(lambda: len(ask(endpoints["mixed"])["workers"]) == 2, "its worker builds the same bytes")
+        finally:
+            joined.terminate()
+            assert joined.wait(60) == 0, log.read_text()
+    assert "keeps to" not in log.read_text()
 
 
 @pytest.mark.slow
