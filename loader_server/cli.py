@@ -202,7 +202,8 @@ def _keep_child_to_processor(arguments: Sequence[str]) -> None:
     from loader_server.machine.nursery import execute_child
     from loader_server.processor.capping import keep_to
 
-    if arguments[0] == TRIAL or COMMANDS[arguments[0]].keeps_to_processor:
+    command = COMMANDS.get(arguments[0])
+    if arguments[0] == TRIAL or (command is not None and command.keeps_to_processor):
         with contextlib.suppress(StokerError):
             where = f"{arguments[1]}, [job], processor"
             keep_to(JobFolder(arguments[1]).settings.processor, where, partial(execute_child, arguments))

@@ -88,7 +88,8 @@ def decoded_audio(
 
     That is `channel`, or the average of all. Raise a SampleError if the bytes are no audio or are recognizably cut
     short (see containers), or if they would decode to more than `largest` bytes (0: no limit). Plain WAV files (see
-    containers) are decoded without comparing `largest`: their header cannot claim more than the file holds.
+    containers) are decoded without comparing `largest`: their header cannot claim more than the file holds. Raise a
+    SettingsError for MP3 if the job keeps to a processor level without AVX.
     """
     plain = plain_wav(raw)
     if plain is not None:
@@ -142,7 +143,8 @@ def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and which channel of
 
     That is `channel`, which the file has to have, or the average of all. Only these frames are decoded; fewer come back
     if the file ends before. Raise a SampleError if the file is no audio or is recognizably cut short, or if the stretch
-    would decode to more than `largest` bytes (0: no limit); an OSError if it cannot be read.
+    would decode to more than `largest` bytes (0: no limit); an OSError if it cannot be read; a SettingsError for MP3 if
+    the job keeps to a processor level without AVX.
     """
     try:
         mended = _whole_audio(_of_handle(handle), os.fstat(handle).st_size, where)
@@ -173,7 +175,7 @@ def header_of(path: str, seen: SeenFiles) -> AudioHeader:
     """Return the header of a local file without decoding it, and note its content's digest in `seen`.
 
     Raise a SampleError if it is no regular file, is empty, no audio, or recognizably cut short (see containers); an
-    OSError if it cannot be opened or read.
+    OSError if it cannot be opened or read; a SettingsError for MP3 if the job keeps to a processor level without AVX.
     """
     # soundfile reads headers from a descriptor in half the time that it takes from a Python file.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: opening a pipe must not wait
@@ -192,7 +194,8 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
     """Return the header of a remote file without decoding it.
 
     Only the first bytes of a plain WAV file are fetched, but all of any other file. Raise a SampleError if it is empty,
-    no audio, or recognizably cut short; a DataError if it is missing; a ReadError if it cannot be fetched.
+    no audio, or recognizably cut short; a DataError if it is missing; a ReadError if it cannot be fetched; a
+    SettingsError for MP3 if the job keeps to a processor level without AVX.
     """
     facts = files.facts(url)
     if facts.bytes == 0:
@@ -210,7 +213,7 @@ def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, i
     """Return frames, rate and channels of an open local file.
 
     Raise a SampleError if it is no regular file, is empty, no audio, or recognizably cut short; an OSError if it cannot
-    be read.
+    be read; a SettingsError as `header_of` does.
     """
     if not stat.S_ISREG(status.st_mode):
         raise _unusable("not_a_file", "a file", "something else", path)
@@ -222,13 +225,14 @@ def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, i
 def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
     """Return frames, rate and channels of a file whose bytes are given.
 
-    Raise a SampleError if they are no audio, recognizably cut short, or a recording without samples.
+    Raise a SampleError if they are no audio, recognizably cut short, or a recording without samples; a SettingsError
+    for MP3 if the job keeps to a processor level without AVX.
     """
     return _header(io.BytesIO(raw), _of_bytes(raw), len(raw), where)
 
 
 def _header(file: int | io.BytesIO, read: Callable[[int, int], bytes], size: int, where: str) -> tuple[int, int, int]:
-    """Return frames, rate and channels of a file that `read` reads; raise a SampleError as `header_of_bytes` does.
+    """Return frames, rate and channels of a file that `read` reads; raise what `header_of_bytes` does.
 
     Errors of `read` pass.
     """
@@ -283,7 +287,10 @@ def _cut_short(expected: str, got: str, where: str) -> SampleError:
 
 
 def _header_by_libsndfile(file: int | io.BytesIO, where: str) -> tuple[int, int, int]:
-    """Return frames, rate and channels as libsndfile reports them; raise a SampleError for no audio or no samples."""
+    """Return frames, rate and channels as libsndfile reports them; raise a SampleError for no audio or no samples.
+
+    Raise a SettingsError for MP3 if the job keeps to a processor level without AVX.
+    """
     try:
         with soundfile.SoundFile(file, closefd=False) as sound:
             frames, rate, channels = int(sound.frames), int(sound.samplerate), int(sound.channels)
