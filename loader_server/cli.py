@@ -82,8 +82,7 @@ def _run(command: Command, is_program: bool, options: argparse.Namespace) -> int
 
     A process of a job ends with its parent, and reports the error that ends it to its parent as well. A program first
     executes itself again if its job files name a processor level that it does not keep to. Raise what importing and
-    running raise, or SystemExit if the parent has ended already, or the last process has printed the same
-    error.
+    running raise, or SystemExit if the parent has ended already, or the last process has printed the same error.
     """
     # Before the slow imports: if the parent is killed meanwhile, nobody else would end this process.
     if getattr(options, "parent", 0):
@@ -175,8 +174,9 @@ def be_nursery(socket_fd: int, owner_pid: int) -> None:
 def _be_forked(arguments: Sequence[str]) -> None:
     """Run what a child of the nursery is for: trials for a worker, or a command, which ends the process.
 
-    A worker raises its OOM score first. Trials raise SystemExit if their parent has ended. Errors that are neither ours
-    nor refusals of the system are raised.
+    Processes that open streams execute themselves again first, if their job has another processor level than the
+    nursery. A worker then raises its OOM score before anything else. Trials raise SystemExit if their parent has ended.
+    Errors that are neither ours nor refusals of the system are raised.
     """
     from loader_server.building.crash_trial import TRIAL, serve_trials
     from loader_server.machine.processes import WORKER_OFFER, offer_once
