@@ -163,8 +163,9 @@ class Stream:
             return {}
         code = _foreign_code(self.source.modules)
         of_source = [] if code is None else native_names(code.packages, code.compiled)
-        # A pipeline runs whatever TensorFlow has.
-        of_source += ["tensorflow"] if "tensorflow" in self.source.versions and "tensorflow" not in of_source else []
+        # A pipeline runs whatever TensorFlow has, also a graph that a trainer sent, which has no code here.
+        if "tensorflow" in self.source.versions and not any(name.startswith("tensorflow") for name in of_source):
+            of_source.append("tensorflow")
         users = {step.name: step.native_code for step in self.chain.steps}
         users[f"the source of stream {self.name}"] = of_source
         return {user: native for user, native in users.items() if native}
