@@ -48,6 +48,8 @@ class Command:
     serves: bool = False
     #: Whether it reports its error to the process that started it as well.
     reports_errors: bool = False
+    #: Whether it opens the streams of its job files, and so keeps to the processor level that these name.
+    keeps_to_processor: bool = False
 
     def add_to(
         self,
@@ -171,6 +173,7 @@ COMMANDS = {
         run="loader_server.commands.index:run",
         about="Make the index of each stream's source: where each sample is, and how long it is.",
         example="loader-server index job.toml --strict",
+        keeps_to_processor=True,
         reports_errors=True,
         options=(
             _JOB,
@@ -189,6 +192,7 @@ COMMANDS = {
         run="loader_server.commands.plan_command:run",
         about="Show the effect of the settings: buckets, rows, padding, steps, and which samples are dropped.",
         example="loader-server plan job.toml --plot lengths.png",
+        keeps_to_processor=True,
         options=(
             _JOB,
             _option("--stream", default="train", help=_STREAM_HELP),
@@ -205,6 +209,7 @@ COMMANDS = {
         about="Look at any batch of a stream: its samples, lengths, texts and masked rows, and what the transforms "
         "drew. No job has to run.",
         example="loader-server show job.toml train --epoch 3 --batch 41",
+        keeps_to_processor=True,
         options=(
             _JOB,
             _option("stream", nargs="?", default="train", help=_STREAM_HELP),
@@ -239,6 +244,7 @@ COMMANDS = {
         about="Run the loader side of one machine: a coordinator for each job, and one worker per core for all of "
         "them. Given endpoints instead of job files, join jobs that are served elsewhere, with workers alone.",
         example="loader-server run job.toml --workers 4",
+        keeps_to_processor=True,
         serves=True,
         options=(
             _option(
@@ -322,6 +328,7 @@ COMMANDS = {
         run="loader_server.cli:run_coordinator",
         about="Run only the coordinator, which knows who is alive and how far the job is.",
         example="loader-server coordinator job.toml --listen tcp://0.0.0.0:7400",
+        keeps_to_processor=True,
         serves=True,
         reports_errors=True,
         options=(_JOB, *_JOB_PROCESS),
@@ -330,6 +337,7 @@ COMMANDS = {
         run="loader_server.cli:run_worker",
         about="Run one worker: it builds the batches that trainers ask for.",
         example="loader-server worker job.toml --coordinator tcp://loader-1:7400 --listen tcp://0.0.0.0:7410",
+        keeps_to_processor=True,
         serves=True,
         reports_errors=True,
         options=(
@@ -351,6 +359,7 @@ COMMANDS = {
         about="List the samples that are known to kill the process that decodes them, or let some be used again. "
         "Run it on the coordinator's machine, whether or not the coordinator runs.",
         example="loader-server forgive job.toml --all",
+        keeps_to_processor=True,
         options=(
             _JOB,
             _option("identity", nargs="*", metavar="IDENTITY", help="a sample as the list names it; none: list them"),

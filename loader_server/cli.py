@@ -30,12 +30,23 @@ from shared.system.system_errors import is_refusal, refuse_small_limits, system_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
     from types import FrameType
 
-    from loader_server.machine.asking import Asker
+    from loader_server.job_folder import JobFolder
+    from loader_server.machine.asking import Asker, OwnedNursery
     from loader_server.machine.nursery import Nursery
 
-__all__ = ["be_nursery", "main", "make_key_folder", "run_coordinator", "run_demo", "run_machine", "run_worker"]
+__all__ = [
+    "be_child",
+    "be_nursery",
+    "main",
+    "make_key_folder",
+    "run_coordinator",
+    "run_demo",
+    "run_machine",
+    "run_worker",
+]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,11 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Each process is meant to use one core. numpy reads this when it is loaded, so it has to be set before.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     words = sys.argv[1:] if arguments is None else arguments
-    run_command(_parser(words[0] if words else ""), words)
+    run_command(_parser(words[0] if words else "", is_program=arguments is None), words)
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of the command of this name alone, or of all commands if there is no such command."""
+def _parser(name: str, *, is_program: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of the command of this name alone, or of all commands if there is no such command.
+
+    The command is to run as this process's program, or as a part of another.
+    """
     parser = argparse.ArgumentParser(
         prog="loader-server",
         description="Read, preprocess and batch a data set, and push the batches to trainers.",
@@ -59,16 +73,16 @@ def _parser(name: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     # Adding all of them takes 5 ms, which each process of a job would wait for.
     for chosen in [name] if name in COMMANDS else COMMANDS:
-        COMMANDS[chosen].add_to(commands, chosen, partial(_run, COMMANDS[chosen]))
+        COMMANDS[chosen].add_to(commands, chosen, partial(_run, COMMANDS[chosen], is_program))
     return parser
 
 
-def _run(command: Command, options: argparse.Namespace) -> int:
+def _run(command: Command, is_program: bool, options: argparse.Namespace) -> int:  # noqa: FBT001 - bound by `partial`
     """Import the function that runs a command, call it, and return its exit code.
 
-    A process of a job ends with its parent, and reports the error that ends it to its parent as well. Raise what
-    importing and running raise, or SystemExit if the parent has ended already, or the last process has printed the same
-    error.
+    A process of a job ends with its parent, and reports the error that ends it to its parent as well. A program first
+    executes itself again if its job files name a processor level that it does not keep to. Raise what importing and
+    running raise, or SystemExit if the parent has ended already, or the last process has printed the same error.
     """
     # Before the slow imports: if the parent is killed meanwhile, nobody else would end this process.
     if getattr(options, "parent", 0):
@@ -76,6 +90,8 @@ def _run(command: Command, options: argparse.Namespace) -> int:
 
         end_with_parent(options.parent)
     try:
+        if is_program and command.keeps_to_processor:
+            _keep_to_processor(options.job if isinstance(options.job, list) else [options.job])
         module, _, function = command.run.partition(":")
         with quick_import():
             run: Callable[[argparse.Namespace], int] = getattr(import_module(module), function)
@@ -84,6 +100,19 @@ def _run(command: Command, options: argparse.Namespace) -> int:
         if command.reports_errors and (isinstance(error, StokerError) or is_refusal(error)):
             _report(error if isinstance(error, StokerError) else system_error(error), options)
         raise
+
+
+def _keep_to_processor(jobs: Sequence[str | Path]) -> None:
+    """Execute this process again if its libraries do not keep to the processor level of these job files.
+
+    If the files differ in that, it keeps to none, and each process of a job that has a level executes itself again.
+    Endpoints of jobs do not count. Raise SettingsError if a job file cannot be read, or the machine is below the level.
+    """
+    with quick_import():
+        from loader_server.job_folder import JobFolder
+        from loader_server.processor.capping import execute_again, keep_to
+    levels = {JobFolder(job).settings.processor for job in jobs if "://" not in str(job)}
+    keep_to(levels.pop() if len(levels) == 1 else "", f"{jobs[0]}, [job], processor", execute_again)
 
 
 def _report(error: StokerError, options: argparse.Namespace) -> None:
@@ -145,12 +174,14 @@ def be_nursery(socket_fd: int, owner_pid: int) -> None:
 def _be_forked(arguments: Sequence[str]) -> None:
     """Run what a child of the nursery is for: trials for a worker, or a command, which ends the process.
 
-    A worker raises its OOM score first. Trials raise SystemExit if their parent has ended. Errors that are neither ours
-    nor refusals of the system are raised. ValueError of `serve_trials` passes through.
+    Processes that open streams execute themselves again first, if their job has another processor level than the
+    nursery. A worker then raises its OOM score before anything else. Trials raise SystemExit if their parent has ended.
+    Errors that are neither ours nor refusals of the system are raised.
     """
     from loader_server.building.crash_trial import TRIAL, serve_trials
     from loader_server.machine.processes import WORKER_OFFER, offer_once
 
+    _keep_child_to_processor(arguments)
     if arguments[0] == "worker":
         # Before its modules are imported: until then the kernel, short of memory, may as well kill the coordinator. A
         # failure is logged once there is a log.
@@ -159,6 +190,30 @@ def _be_forked(arguments: Sequence[str]) -> None:
         serve_trials(arguments)
     else:
         main(arguments)
+
+
+def _keep_child_to_processor(arguments: Sequence[str]) -> None:
+    """Execute this child of the nursery again if its job has another processor level than the nursery keeps to.
+
+    Nothing happens to a process that opens no streams, or that cannot open its job file here, which it reports itself.
+    """
+    from loader_server.building.crash_trial import TRIAL
+    from loader_server.job_folder import JobFolder
+    from loader_server.machine.nursery import execute_child
+    from loader_server.processor.capping import keep_to
+
+    command = COMMANDS.get(arguments[0])
+    if arguments[0] == TRIAL or (command is not None and command.keeps_to_processor):
+        with contextlib.suppress(StokerError):
+            where = f"{arguments[1]}, [job], processor"
+            keep_to(JobFolder(arguments[1]).settings.processor, where, partial(execute_child, arguments))
+
+
+def be_child(arguments: Sequence[str]) -> None:
+    """Go on as the child of a nursery that has just executed itself again, and end this process afterwards."""
+    from loader_server.machine.nursery import live_as_child
+
+    live_as_child(_be_forked, arguments)
 
 
 # --- commands that fork ---
@@ -185,7 +240,31 @@ def run_machine(options: argparse.Namespace) -> int:
         return _run_loaders(options, nursery, held)
 
 
-def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib.ExitStack) -> int:
+def _nursery_for(jobs: Sequence[JobFolder], nursery: OwnedNursery, held: contextlib.ExitStack) -> OwnedNursery:
+    """Return the nursery, or another in its place if jobs that were joined all have a level that it does not keep to.
+
+    The other is closed at the end of `held`. Raise SettingsError if this machine is below the level, MachineError if
+    no other nursery can be started.
+    """
+    from loader_server.machine.nursery_keeper import start_nursery
+    from loader_server.processor.capping import keep_to
+
+    def start_another(environment: dict[str, str]) -> None:
+        # For this process's children alone: it opens no streams itself, and must not be executed again, as it holds the
+        # folders of the jobs that it has just fetched.
+        os.environ.clear()
+        os.environ.update(environment)
+        nursery.close()
+        others.append(held.enter_context(contextlib.closing(start_nursery())))
+
+    others: list[OwnedNursery] = []
+    levels = {job.settings.processor for job in jobs if job.joined is not None}
+    if len(levels) == 1:
+        keep_to(levels.pop(), f"{jobs[0].path}, [job], processor", start_another)
+    return others[0] if others else nursery
+
+
+def _run_loaders(options: argparse.Namespace, nursery: OwnedNursery, held: contextlib.ExitStack) -> int:
     """Run a supervisor until it has to end, and return the exit code.
 
     Raise what keeps a job from being served; if a child printed it already, return its exit code instead. Raise
@@ -198,6 +277,7 @@ def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib
     from loader_server.machine.supervisor import Supervisor, SupervisorSettings
 
     jobs = machine_jobs.jobs_of(options, held)
+    nursery = _nursery_for(jobs, nursery, held)
     settings = SupervisorSettings(
         workers=options.workers or max(job.settings.workers for job in jobs) or granted_cores(),
         insecure=options.insecure,

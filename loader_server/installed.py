@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 from pathlib import Path
 
-__all__ = ["metadata_field", "processor_features", "version_of"]
+__all__ = ["has_native_code", "metadata_field", "processor_features", "version_of"]
 
 #: Environment variables that make numpy and its BLAS choose other loops than the best for this processor.
 _LOOPS_BY_NAME = ("NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "OPENBLAS_CORETYPE")
+
+#: The path of a compiled file in a package's RECORD, such as a/b.cpython-311-x86_64-linux-gnu.so or libc.so.6.
+_NATIVE = re.compile(r"\.so(\.[\d.]+)?\"?,")
 
 #: The features by which numpy and BLAS choose loops.
 _FEATURES = frozenset(("avx2", "fma", "avx512f", "avx512_skx", "asimd", "sve"))
@@ -33,6 +37,15 @@ def metadata_field(distribution: importlib.metadata.Distribution, key: str) -> s
             break
     field: str = distribution.metadata[key]  # an older format, without METADATA
     return field
+
+
+def has_native_code(package: str) -> bool:
+    """Return whether an installed package has compiled modules or libraries.
+
+    Return True if it has no list of files. Raise importlib's PackageNotFoundError if it is not installed.
+    """
+    recorded = importlib.metadata.distribution(package).read_text("RECORD")
+    return recorded is None or bool(_NATIVE.search(recorded))
 
 
 def processor_features() -> str:

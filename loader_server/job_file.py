@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.job_folder import JobFolder
 from loader_server.planning import PlanSettings
+from loader_server.processor.capping import refuse_unfit
 from loader_server.sources.chunks.cutting import ChunkRule, ChunkSettings
 from loader_server.sources.files.file_facts import CacheSettings, FilePlaces
 from loader_server.sources.registry import SourceSpec, dotted_name, source_class
@@ -122,12 +123,14 @@ class Recipes(Mapping[str, StreamRecipe]):
 class JobFile(JobFolder):
     """A job file whose streams are read as well.
 
-    Making it raises SettingsError if the file cannot be read or has a mistake. A stream whose package is not installed
-    is an error only once its recipe is asked for.
+    Making it raises SettingsError if the file cannot be read or has a mistake, or if this process does not keep to the
+    job's processor level. A stream whose package is not installed is an error only once its recipe is asked for.
     """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
+        if self.settings.processor:
+            refuse_unfit(self.settings.processor, f"{self.path}, [job], processor")
         # Before the recipes are read: a user's own source is imported to check it. A job without one imports nothing.
         if any(":" in name for name in _names_of_code(self.job)):
             self.make_importable()

@@ -45,6 +45,8 @@ class OwnCode:
 
     sources: str
     packages: Mapping[str, str]
+    #: Those of the modules that are compiled, sorted.
+    compiled: tuple[str, ...] = ()
 
 
 def own_code(modules: Sequence[str]) -> OwnCode:
@@ -54,7 +56,11 @@ def own_code(modules: Sequence[str]) -> OwnCode:
     cannot be read, or importlib's PackageNotFoundError if a package was just removed.
     """
     own, packages = _walk(modules)
-    return OwnCode(sources=fingerprint(*(own[name].source for name in sorted(own))), packages=packages)
+    return OwnCode(
+        sources=fingerprint(*(own[name].source for name in sorted(own))),
+        packages=packages,
+        compiled=tuple(name for name in sorted(own) if own[name].file.suffix != ".py"),
+    )
 
 
 def own_files(modules: Iterable[str], folder: Path) -> dict[str, Path]:

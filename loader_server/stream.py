@@ -20,6 +20,7 @@ from loader_server.job_file import JobFile
 from loader_server.own_code import OwnCode, own_code
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import LEFT_OUT, PLANNER_VERSION, OrdinalPlan, Plan
+from loader_server.processor.native_code import native_names
 from loader_server.sources.chunks.source import ChunkedSource
 from loader_server.sources.pipeline.base_samples import BaseSamples
 from loader_server.sources.source import decoded
@@ -95,6 +96,7 @@ class Stream:
         self.float32 = job.settings.float32
         #: Whether samples with values that are not finite are masked.
         self.masks_not_finite = job.settings.not_finite == "mask"
+        self._level = job.settings.processor
         self._joined = joined = open_sources(job, recipe)
         self.samples = joined.samples
         self.bad_rows = joined.bad
@@ -151,13 +153,41 @@ class Stream:
         return BucketShape(rows=planned.rows, lengths=marks)
 
     @cached_property
+    def unproved_code(self) -> dict[str, list[str]]:
+        """Return native code that the job's processor level may not reach, by the transform or source that uses it.
+
+        It is empty without a level. Errors of reading the code of the user's own source pass through, such as an
+        OSError.
+        """
+        if not self._level:
+            return {}
+        code = _foreign_code(self.source.modules)
+        of_source = [] if code is None else native_names(code.packages, code.compiled)
+        # A pipeline runs whatever TensorFlow has, also a graph that a trainer sent, which has no code here.
+        if "tensorflow" in self.source.versions and not any(name.startswith("tensorflow") for name in of_source):
+            of_source.append("tensorflow")
+        users = {step.name: step.native_code for step in self.chain.steps}
+        users[f"the source of stream {self.name}"] = of_source
+        return {user: native for user, native in users.items() if native}
+
+    @property
+    def _processor(self) -> str:
+        """Return what the processor has to have in common on all machines: the job's level, or all features.
+
+        With native code that the level may not reach it is both.
+        """
+        if self._level and not self.unproved_code:
+            return self._level
+        return f"{self._level} {processor_features()}".strip()
+
+    @cached_property
     def builder(self) -> str:
         """Return the fingerprint of everything that shapes the bytes; it is equal on all workers of a job.
 
         Errors of reading the code of the user's own source pass through, such as an OSError.
         """
         masked = ("not_finite masked",) if self.masks_not_finite else ()
-        words = (self.digest, self.chain.fingerprint, self.float32, processor_features(), *self._decoding)
+        words = (self.digest, self.chain.fingerprint, self.float32, self._processor, *self._decoding)
         return fingerprint(*words, *masked)
 
     def builder_parts(self) -> dict[str, str]:
@@ -180,7 +210,7 @@ class Stream:
             f"code of the source {of_stream}": code.sources if code is not None else "",
             "setting float32": self.float32,
             "setting not_finite": "mask" if self.masks_not_finite else "keep",
-            "processor": processor_features(),
+            "processor": self._processor,
             "version of Stoker's bytes": str(BYTES_VERSION),
             "version of Stoker's plans": str(PLANNER_VERSION),
             "release of Stoker": _release(),
@@ -194,7 +224,7 @@ class Stream:
         The content of their files is left out; a sample's identity covers that. The errors of `builder` pass through.
         """
         of_sources = (self._joined.fingerprint, repr(self.chain.raw), *self._decoding)
-        return fingerprint(self.chain.steady_fingerprint, processor_features(), *of_sources)
+        return fingerprint(self.chain.steady_fingerprint, self._processor, *of_sources)
 
     @property
     def shared(self) -> str:

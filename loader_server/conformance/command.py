@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from loader_server.conformance.case import SourceCase
 from loader_server.conformance.checks import check_source
 from loader_server.job_file import read_job
+from loader_server.job_folder import JobFolder
+from loader_server.processor.capping import execute_again, keep_to
 from loader_server.sources.map_style import MapStyleSettings
 from loader_server.sources.registry import SourceSpec, dotted_name, source_class
 from loader_server.stream import sources_of
@@ -46,6 +48,9 @@ def main(
         print(f"expected a source{', or --all' if known else ''}; see --help", file=sys.stderr)
         return 2
     try:
+        if arguments is None and str(options.source).endswith(".toml"):  # this process's own program, to run again
+            where = f"{options.source}, [job], processor"
+            keep_to(JobFolder(options.source).settings.processor, where, execute_again)
         sources = list(chain.from_iterable(_examined(name, known.get(name), options) for name in names))
     except StokerError as error:
         print(error, file=sys.stderr)

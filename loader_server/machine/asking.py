@@ -227,9 +227,9 @@ class OwnedNursery(Asker):
         """Return a descriptor that is readable once it has sent something or hung up."""
         return self._socket.fileno()
 
-    def has_answered(self) -> bool:
-        """Return whether it has sent something that was not received yet, or has hung up."""
-        return is_readable(self._socket.fileno(), 0)
+    def has_answered(self, within_s: float = 0.0) -> bool:
+        """Return whether it has sent something that was not received yet, or has hung up; wait for it `within_s`."""
+        return is_readable(self._socket.fileno(), within_s)
 
     def hear_ready(self) -> bool:
         """Receive its first message; return whether that says that it is ready.

@@ -33,9 +33,9 @@ from loader_server.machine.processes import end_with_parent
 from shared.extras import library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["ASKING_FD", "FOR_THE_OWNER", "Nursery", "serve_owner"]
+__all__ = ["ASKING_FD", "FOR_THE_OWNER", "Nursery", "execute_child", "live_as_child", "serve_owner"]
 
 _setproctitle = library("setproctitle", extra="loader", use="which names processes").setproctitle
 
@@ -46,6 +46,15 @@ ASKING_FD = 4
 #: Signals that a terminal or a service manager sends to all our processes: the owner alone acts on them, as it decides
 #: the order in which we end.
 FOR_THE_OWNER = (signal.SIGINT, signal.SIGTERM)
+
+#: The program of a child that needs another environment than the nursery's. It sets our path before it imports
+#: anything, as a nursery that is started as a program does.
+_PROGRAM = """
+import json, sys
+arguments, sys.path[:] = json.loads(sys.argv[1]), sys.argv[2:]
+from loader_server.cli import be_child
+be_child(arguments)
+"""
 
 
 class Nursery(OwnedNursery):
@@ -268,6 +277,24 @@ def _live(run: Callable[[Sequence[str]], object], arguments: Sequence[str], keep
     _setproctitle(_title(arguments))
     np.random.seed()  # numpy's own generator was seeded at import, and would draw the same in all children
     run([*arguments, "--ready-fd", str(_KEPT_FD)])
+
+
+def execute_child(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Execute this child again with another environment; it keeps its process id and its descriptors.
+
+    Its program begins with `live_as_child`. Raise OSError if the interpreter cannot be executed.
+    """
+    # What libraries read when they are loaded, or the interpreter when it is executed, no fork can change.
+    os.set_inheritable(ASKING_FD, True)  # noqa: FBT003 - a builtin's, which takes no names
+    command = [sys.executable, "-c", _PROGRAM, json.dumps(list(arguments)), *sys.path]
+    os.execve(sys.executable, command, environment)  # noqa: S606 - our own interpreter, without a shell
+
+
+def live_as_child(run: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> None:
+    """Be a child that has executed itself again: run with these arguments, and end the process afterwards."""
+    os.set_inheritable(ASKING_FD, False)  # noqa: FBT003 - a builtin's, which takes no names
+    _setproctitle(_title(arguments[:-2]))  # without --ready-fd, as in a child that is only forked
+    _become(lambda: run(arguments))
 
 
 def _title(arguments: Sequence[str]) -> str:

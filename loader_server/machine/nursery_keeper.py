@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from shared.logs import Log
 
-__all__ = ["Deaths", "NurseryKeeper", "execute_nursery"]
+__all__ = ["Deaths", "NurseryKeeper", "execute_nursery", "start_nursery"]
 
 #: So many deaths within this time are an error.
 _MOST_DEATHS, _MINUTE_S = 5, 60.0
@@ -93,6 +93,31 @@ def execute_nursery() -> OwnedNursery:
         except BaseException:  # our end has no other owner
             ours.close()
             raise
+
+
+def start_nursery() -> OwnedNursery:
+    """Start a nursery as a program, and return it once it can fork.
+
+    Raise MachineError if there is no room for it, or it is not ready in time.
+    """
+    try:
+        nursery = execute_nursery()
+    except OSError as error:
+        raise _never_started(str(error)) from error
+    if nursery.has_answered(_READY_S) and nursery.hear_ready():
+        return nursery
+    nursery.kill()
+    nursery.close()
+    raise _never_started(f"no answer of it in {_READY_S:g} s, or its end")
+
+
+def _never_started(got: str) -> MachineError:
+    return MachineError(
+        expected=f"{sys.executable} to be started, to fork loaders from",
+        got=got,
+        where="this machine",
+        remedy="Repair the Python environment that the loaders run in, and start them again.",
+    )
 
 
 class NurseryKeeper:
@@ -206,12 +231,7 @@ class NurseryKeeper:
             self.nursery = self._execute()
         except OSError as error:
             if error.errno not in _NO_ROOM_NOW:
-                raise MachineError(
-                    expected=f"{sys.executable} to be started, to fork loaders from",
-                    got=str(error),
-                    where="this machine",
-                    remedy="Repair the Python environment that the loaders run in, and start them again.",
-                ) from error
+                raise _never_started(str(error)) from error
             self._due_s = now_s + _PAUSE_S
             warn = self._log.debug if self._is_no_room_logged else self._log.warning
             self._is_no_room_logged = True

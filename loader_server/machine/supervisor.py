@@ -44,9 +44,9 @@ from shared.sockets import Waker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from loader_server.machine.asking import OwnedNursery
     from loader_server.machine.child import Child
     from loader_server.machine.job_socket import Caller
-    from loader_server.machine.nursery import Nursery
 
 __all__ = ["Supervisor", "SupervisorSettings"]
 
@@ -72,7 +72,7 @@ class SupervisorSettings:
 class Supervisor:
     """The supervisor of jobs: `start` returns when the first ones are served; `run` keeps them so until `stop`."""
 
-    def __init__(self, settings: SupervisorSettings, nursery: Nursery) -> None:
+    def __init__(self, settings: SupervisorSettings, nursery: OwnedNursery) -> None:
         self.settings = settings
         self.log = Log("supervisor")
         self.jobs: dict[str, ServedJob] = {}

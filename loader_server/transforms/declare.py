@@ -24,7 +24,8 @@ A transform draws random numbers unless it declares `draws=False`. Its `settings
 `(sample, rng, settings=...)`. A class is constructed once in each process, with its settings if it has any, and the
 instance is called; if outputs depend on settings, it sets `self.outputs`. Files that it reads are settings with the
 parser `file`: their content counts as other settings do. `packages` are installed packages whose version changes the
-bytes.
+bytes. `processor_safe` promises that native packages beyond numpy and soxr give the same bytes on each processor that
+a job's setting `processor` admits.
 
 Rules: pure; a declaration is checked when it is made. A built-in transform registers itself by `built_in`, with its
 name in job files; this module imports none.
@@ -98,6 +99,7 @@ class Declaration:
     draws: bool = True
     settings: type[Any] | None = None
     packages: tuple[str, ...] = ()
+    processor_safe: bool = False
 
 
 def transform(  # noqa: PLR0913 - what a transform may say of itself, each by name
@@ -110,6 +112,7 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
     draws: bool = True,
     settings: type[Any] | None = None,
     packages: Iterable[str] = (),
+    processor_safe: bool = False,
 ) -> Callable[[_F], _F]:
     """Declare a transform; raise SettingsError for a declaration that contradicts itself or cannot be read.
 
@@ -122,6 +125,7 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
         draws: Whether the transform draws random numbers.
         settings: Frozen dataclass of `setting(...)` fields.
         packages: Installed packages whose version changes the bytes.
+        processor_safe: Whether native packages that it uses give the same bytes on each processor of a job's level.
 
     Returns:
         The decorator, which returns the function with its declaration attached.
@@ -145,6 +149,7 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
                 draws=draws,
                 settings=settings,
                 packages=_names("packages", packages, example="soxr"),
+                processor_safe=processor_safe,
             )
         return function
 

@@ -27,6 +27,7 @@ from loader_server import transforms
 from loader_server.installed import version_of
 from loader_server.named_objects import import_named
 from loader_server.own_code import own_code
+from loader_server.processor.native_code import native_names
 from loader_server.sources.blame import error_text
 from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.sources.side_source import SideSource
@@ -76,6 +77,10 @@ class NamedTransform:
     identity: str
     #: Versions of the installed packages that its bytes depend on.
     packages: Mapping[str, str]
+    #: Its own modules that are no Python sources, but compiled.
+    compiled: tuple[str, ...] = ()
+    #: Whether it declares that native code which it uses gives the same bytes on each processor of a job's level.
+    processor_safe: bool = False
     #: Passed instead of a generator to a transform that must not draw; None if it draws.
     refusing: RefusingGenerator | None = field(repr=False, compare=False)
 
@@ -83,6 +88,15 @@ class NamedTransform:
     def draws(self) -> bool:
         """Return whether it gets the sample's generator."""
         return self.refusing is None
+
+    @property
+    def native_code(self) -> list[str]:
+        """Return the packages and modules by which its bytes may hang on the processor, whatever level a job keeps to.
+
+        There are none if it declares `processor_safe`. Raise importlib's PackageNotFoundError if a package was just
+        removed.
+        """
+        return [] if self.processor_safe else native_names(self.packages, self.compiled)
 
 
 def find_transforms(
@@ -233,6 +247,8 @@ def _made(name: str, target: Callable[..., Any], table: Table | None, where: str
         outputs=outputs if isinstance(outputs, Outputs) else declaration.outputs,
         identity=_identity(content, code),
         packages={**(code.packages if code else {}), **packages},
+        compiled=code.compiled if code else (),
+        processor_safe=declaration.processor_safe,
         refusing=None if declaration.draws else RefusingGenerator(name, where),
     )
 

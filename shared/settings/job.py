@@ -40,7 +40,10 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-__all__ = ["LARGEST_SAMPLE", "Job", "JobSettings", "StreamSettings", "parse_job"]
+__all__ = ["LARGEST_SAMPLE", "PROCESSORS", "Job", "JobSettings", "StreamSettings", "parse_job"]
+
+#: Levels of x86-64 processors, as its psABI, glibc and numpy name them; each has all that those before it have.
+PROCESSORS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 
 #: Default limit on a decoded sample's bytes: 4.6 hours of audio at 16 kHz.
 LARGEST_SAMPLE = 2**30
@@ -129,6 +132,13 @@ class JobSettings:
         choice(*FLOAT32_FORMS),
         "precision that float32 values have, by whatever way they come; bfloat16 and float16 halve what goes by TCP",
         default="float32",
+    )
+    processor: str = setting(
+        choice(*PROCESSORS),
+        "level of processor that all machines keep to, so that machines of several kinds build the same bytes: "
+        "x86-64-v2, x86-64-v3 or x86-64-v4; without it their processors need the same features",
+        default="",
+        later=True,
     )
     compression: str = setting(
         choice(*COMPRESSIONS), "compression of batches that go by TCP: none, lz4 or zstd", default="none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import os
 import subprocess
 import sys
@@ -264,3 +265,13 @@ def test_what_is_installed_in_an_environment_below_the_folder_is_no_file_of_ones
     write(folder, {"venv/site-packages/effects.py": "LEVEL = 1\n", "augment.py": "import effects\n"})
     monkeypatch.syspath_prepend(folder / "venv" / "site-packages")
     assert set(own_files(["augment", "effects"], folder)) == {"augment.py"}
+
+
+def test_modules_that_are_compiled_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    (tmp_path / f"fast_loops{suffix}").write_bytes(b"never run")
+    (tmp_path / "uses_loops.py").write_text("import fast_loops\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    assert own_code(["uses_loops"]).compiled == ("fast_loops",)
+    assert own_code(["loader_server.stream"]).compiled == ()

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loader_server.commands.index import index_missing
+from loader_server.installed import processor_features
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import DataError
+from shared.hashing import fingerprint
 from shared.wire.batch_layout import BucketShape
 from tests.support.askers import write_synthetic
 from tests.support.corpora import utterances
@@ -89,6 +91,16 @@ def test_loops_that_the_environment_names_are_part_of_what_workers_have_to_share
     assert named.steady != before[1]
     monkeypatch.setenv("OPENBLAS_CORETYPE", "")
     assert Stream(job, "train").builder == before[0]
+
+
+def test_without_a_level_the_features_of_the_processor_are_what_workers_have_to_share(tmp_path: Path) -> None:
+    job = JobFile(write_job(tmp_path, samples=4))
+    index_missing(job)
+    stream = Stream(job, "train")
+    assert stream.builder_parts()["processor"] == processor_features()
+    assert stream.unproved_code == {}
+    words = (stream.digest, stream.chain.fingerprint, "float32", processor_features())
+    assert stream.builder == fingerprint(*words, repr(sorted(stream.source.versions.items())))
 
 
 def test_an_index_that_was_made_before_digests_were_kept_is_refused(tmp_path: Path) -> None:

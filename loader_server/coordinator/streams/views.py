@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from loader_server.leases.lease_table import LeaseRules
+from loader_server.processor.native_code import warn_of_unproved_code
 from shared.logs import Log
 from shared.wire.message_parts import WireField, WireShape
 
@@ -65,6 +66,7 @@ class View:
         self.most_batches = lru_cache(maxsize=_MOST_COUNTS)(self._plan.most_batches)
         self.objection = lru_cache(maxsize=_MOST_COUNTS)(self._plan.objection)
         self._log = Log("coordinator", stream=stream.name)
+        warn_of_unproved_code(stream.unproved_code, self._log)
         self.digest = stream.digest
         self.evaluation = stream.settings.evaluation
         self.carries = stream.carries

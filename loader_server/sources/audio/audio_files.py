@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.installed import version_of
+from loader_server.processor.levels import level_in
 from loader_server.sources.audio.containers import HEADER_BYTES, audio_extent, is_ogg_cut, plain_header, plain_wav
 from loader_server.sources.files.same_files import digest_of_handle, number_of_digest
 from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
-from shared.errors import SampleError
+from shared.errors import SampleError, SettingsError
 from shared.extras import library
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ _AS_FLOATS = {"dtype": "float32", "always_2d": True}
 
 #: The size of a WAV file's audio that means "all that follows"; the same in either byte order.
 _SIZE_OF_ALL = b"\xff\xff\xff\xff"
+
+#: The processor level at which there may be no AVX.
+_WITHOUT_AVX = "x86-64-v2"
 
 #: What soundfile raises for bytes that are not audio.
 _UNREADABLE = (soundfile.SoundFileError, ValueError)
@@ -84,8 +88,8 @@ def decoded_audio(
 
     That is `channel`, or the average of all. Raise a SampleError if the bytes are no audio or are recognizably cut
     short (see containers), or if they would decode to more than `largest` bytes (0: no limit). Plain WAV files (see
-    containers) are decoded without comparing `largest`: their header cannot claim more than the file holds. ValueError
-    of `plain_wav` passes through.
+    containers) are decoded without comparing `largest`: their header cannot claim more than the file holds. Raise a
+    SettingsError for MP3 if the job keeps to a processor level without AVX.
     """
     plain = plain_wav(raw)
     if plain is not None:
@@ -98,6 +102,7 @@ def decoded_audio(
         with opened(mended or io.BytesIO(raw)) as sound:
             # Before reading: a header may claim any number of frames, and reading allocates them all.
             refuse_larger(audio_bytes(sound.frames, sound.channels), largest, where)
+            _refuse_other_loops(sound, where)
             audio, rate = _all_of(sound), sound.samplerate
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
@@ -138,13 +143,14 @@ def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and which channel of
 
     That is `channel`, which the file has to have, or the average of all. Only these frames are decoded; fewer come back
     if the file ends before. Raise a SampleError if the file is no audio or is recognizably cut short, or if the stretch
-    would decode to more than `largest` bytes (0: no limit); an OSError if it cannot be read. IndexError of `_mono`
-    passes through.
+    would decode to more than `largest` bytes (0: no limit); an OSError if it cannot be read; a SettingsError for MP3 if
+    the job keeps to a processor level without AVX.
     """
     try:
         mended = _whole_audio(_of_handle(handle), os.fstat(handle).st_size, where)
         with soundfile.SoundFile(mended or handle, closefd=False) as sound:
             refuse_larger(audio_bytes(min(frames, sound.frames), sound.channels), largest, where)
+            _refuse_other_loops(sound, where)
             sound.seek(start)
             audio = sound.read(frames, dtype="float32", always_2d=True)
     except _UNREADABLE as error:
@@ -169,7 +175,7 @@ def header_of(path: str, seen: SeenFiles) -> AudioHeader:
     """Return the header of a local file without decoding it, and note its content's digest in `seen`.
 
     Raise a SampleError if it is no regular file, is empty, no audio, or recognizably cut short (see containers); an
-    OSError if it cannot be opened or read.
+    OSError if it cannot be opened or read; a SettingsError for MP3 if the job keeps to a processor level without AVX.
     """
     # soundfile reads headers from a descriptor in half the time that it takes from a Python file.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: opening a pipe must not wait
@@ -188,8 +194,8 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
     """Return the header of a remote file without decoding it.
 
     Only the first bytes of a plain WAV file are fetched, but all of any other file. Raise a SampleError if it is empty,
-    no audio, or recognizably cut short; a DataError if it is missing; a ReadError if it cannot be fetched.
-    SettingsError of `facts` and MachineError of `part` pass through.
+    no audio, or recognizably cut short; a DataError if it is missing; a ReadError if it cannot be fetched; a
+    SettingsError for MP3 if the job keeps to a processor level without AVX.
     """
     facts = files.facts(url)
     if facts.bytes == 0:
@@ -207,7 +213,7 @@ def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, i
     """Return frames, rate and channels of an open local file.
 
     Raise a SampleError if it is no regular file, is empty, no audio, or recognizably cut short; an OSError if it cannot
-    be read.
+    be read; a SettingsError as `header_of` does.
     """
     if not stat.S_ISREG(status.st_mode):
         raise _unusable("not_a_file", "a file", "something else", path)
@@ -219,13 +225,14 @@ def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, i
 def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
     """Return frames, rate and channels of a file whose bytes are given.
 
-    Raise a SampleError if they are no audio, recognizably cut short, or a recording without samples.
+    Raise a SampleError if they are no audio, recognizably cut short, or a recording without samples; a SettingsError
+    for MP3 if the job keeps to a processor level without AVX.
     """
     return _header(io.BytesIO(raw), _of_bytes(raw), len(raw), where)
 
 
 def _header(file: int | io.BytesIO, read: Callable[[int, int], bytes], size: int, where: str) -> tuple[int, int, int]:
-    """Return frames, rate and channels of a file that `read` reads; raise a SampleError as `header_of_bytes` does.
+    """Return frames, rate and channels of a file that `read` reads; raise what `header_of_bytes` does.
 
     Errors of `read` pass.
     """
@@ -280,15 +287,34 @@ def _cut_short(expected: str, got: str, where: str) -> SampleError:
 
 
 def _header_by_libsndfile(file: int | io.BytesIO, where: str) -> tuple[int, int, int]:
-    """Return frames, rate and channels as libsndfile reports them; raise a SampleError for no audio or no samples."""
+    """Return frames, rate and channels as libsndfile reports them; raise a SampleError for no audio or no samples.
+
+    Raise a SettingsError for MP3 if the job keeps to a processor level without AVX.
+    """
     try:
         with soundfile.SoundFile(file, closefd=False) as sound:
             frames, rate, channels = int(sound.frames), int(sound.samplerate), int(sound.channels)
+            _refuse_other_loops(sound, where)
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
     if frames == 0:
         raise _unusable("empty_audio", "audio", "a file of zero samples", where)
     return frames, rate, channels
+
+
+def _refuse_other_loops(sound: Any, where: str) -> None:
+    """Raise a SettingsError for MP3 if the job keeps to a processor level without AVX.
+
+    libmpg123 decodes stereo with AVX where there is any, and otherwise to other last bits; no setting of it changes
+    that.
+    """
+    if sound.subtype.startswith("MPEG") and level_in(os.environ) == _WITHOUT_AVX:
+        raise SettingsError(
+            expected=f"recordings that are decoded alike on all processors of {_WITHOUT_AVX}",
+            got="MP3, which libmpg123 decodes otherwise where there is AVX",
+            where=where,
+            remedy='Write processor = "x86-64-v3" in [job], or convert the recordings to FLAC.',
+        )
 
 
 def _undecodable(where: str, error: Exception) -> SampleError:

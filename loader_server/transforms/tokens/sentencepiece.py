@@ -37,7 +37,8 @@ class SentencePieceSettings:
 
 
 @built_in("sentencepiece")
-@transform(settings=SentencePieceSettings, measured=True, draws=False, packages=("sentencepiece",))
+# Ids come of adding a model's scores one after another, for which the library has one loop for all processors.
+@transform(settings=SentencePieceSettings, measured=True, draws=False, packages=("sentencepiece",), processor_safe=True)
 class SentencePiece(TextEncoder):
     """Transform of its keys, each a string, to ids `[tokens]`.
 

@@ -44,7 +44,8 @@ class TokenizersSettings:
 
 
 @built_in("tokenizers")
-@transform(settings=TokenizersSettings, measured=True, draws=False, packages=("tokenizers",))
+# Ids come of searching and counting in whole numbers; the library's vectors only speed up the search.
+@transform(settings=TokenizersSettings, measured=True, draws=False, packages=("tokenizers",), processor_safe=True)
 class Tokenizers(TextEncoder):
     """Transform of its keys, each a string, to ids `[tokens]`.
 

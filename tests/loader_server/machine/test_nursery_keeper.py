@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import math
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from loader_server.machine.nursery_keeper import Deaths, NurseryKeeper
+from loader_server.machine.nursery_keeper import Deaths, NurseryKeeper, start_nursery
 from shared.errors import MachineError
 from shared.logs import Log
 
@@ -188,3 +190,25 @@ def test_closing_ends_it_and_does_not_wait_for_one_that_still_starts(world: Worl
     world.keeper.close()
     assert world.made[-1].is_closed
     assert world.made[-1].is_killed is is_starting
+
+
+def test_a_nursery_that_is_started_as_a_program_can_fork_when_it_is_had() -> None:
+    nursery = start_nursery()
+    reading, writing = os.pipe()
+    try:
+        child = nursery.start(["nonsense"], keep=writing)
+        assert child.wait(60) not in (None, 0), "it ran, and found no such command"
+        assert nursery.look() is None
+    finally:
+        nursery.close()
+        os.close(reading)
+        os.close(writing)
+    assert nursery.look() is not None
+
+
+@pytest.mark.parametrize(("program", "got"), [("/bin/false", "or its end"), ("/nowhere", "No such file")])
+def test_a_nursery_that_never_starts_is_an_error(program: str, got: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", program)
+    with pytest.raises(MachineError, match=f"expected {program} to be started, to fork loaders from") as caught:
+        start_nursery()
+    assert got in caught.value.got

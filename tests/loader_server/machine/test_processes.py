@@ -79,9 +79,9 @@ def test_a_worker_offers_itself_before_it_does_anything_else_and_once(monkeypatc
     monkeypatch.setattr(processes, "_offered", {})
     monkeypatch.setattr(processes, "offer_to_oom_killer", lambda more: did.append(more) or "why not")
     monkeypatch.setattr(cli, "main", did.append)
-    cli._be_forked(["worker"])
-    assert did == [WORKER_OFFER, ["worker"]]
+    cli._be_forked(["worker", "nowhere.toml"])
+    assert did == [WORKER_OFFER, ["worker", "nowhere.toml"]]
     assert processes.offer_once(WORKER_OFFER) == "why not"
     assert len(did) == 2
-    cli._be_forked(["coordinator"])
-    assert did[2:] == [["coordinator"]]
+    cli._be_forked(["coordinator", "nowhere.toml"])
+    assert did[2:] == [["coordinator", "nowhere.toml"]]

@@ -53,7 +53,7 @@ def view(plan, monkeypatch):
     stream = SimpleNamespace(
         name="train", plan=plan,
         digest="plan-1", settings=SimpleNamespace(evaluation=False, mode="lockstep"), samples=7,
-        bad_rows={}, fields=(), shapes=(), producers=0, base_fields=(), carries=False,
+        bad_rows={}, fields=(), shapes=(), producers=0, base_fields=(), carries=False, unproved_code={},
     )  # fmt: skip
     return View(stream, CountingThread())
 

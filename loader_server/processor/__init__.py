@@ -1,0 +1,1 @@
+"""The processor that a job's batches are built for: its level, and keeping libraries to it."""

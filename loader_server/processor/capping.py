@@ -1,0 +1,145 @@
+"""Keeping a process to the processor level of its job, and refusing to build if that fails.
+
+A process whose environment does not limit libraries to the level executes itself again, once, with one that does.
+Libraries that tell what they have chosen are asked: a numpy or OpenBLAS that goes its own way is an error, because the
+level is what workers are compared by.
+
+Rules: called before threads are started, as executing ends them. Which job counts is the caller's to say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from loader_server.processor.levels import LEVELS, environment_of, level_in
+from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["execute_again", "keep_to", "refuse_unfit"]
+
+#: Names under which builds of OpenBLAS export the function that tells which kernels it takes.
+_CORE_NAMES = (
+    "scipy_openblas_get_corename64_",
+    "scipy_openblas_get_corename",
+    "openblas_get_corename64_",
+    "openblas_get_corename",
+)
+
+_X86_64 = "x86_64"
+
+
+def keep_to(level: str, where: str, execute: Callable[[dict[str, str]], object]) -> None:
+    """Execute this process again if its environment does not keep libraries to the level (""; to none).
+
+    `execute` gets the environment that does. Do nothing on other machines than x86-64, which `refuse_unfit` refuses.
+    Raise SettingsError if this machine is below the level.
+    """
+    current = level_in(os.environ)
+    if level == current or platform.machine() != _X86_64:
+        return
+    # Before: on a machine below the level OpenBLAS takes the kernels all the same, and dies of an illegal instruction
+    # when it is loaded. Only without limits does numpy tell what the processor has, so a process goes from one level to
+    # another by way of none.
+    if level and not current:
+        _refuse_below(level, where)
+    execute(environment_of("" if current else level, _numpy().__cpu_dispatch__, os.environ))
+
+
+def execute_again(environment: dict[str, str]) -> None:
+    """Execute the program of this process again, with its own arguments; it goes on there, under the same process id.
+
+    Raise OSError if the interpreter cannot be executed.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(sys.executable, command, environment)  # noqa: S606 - our own interpreter, without a shell
+
+
+def refuse_unfit(level: str, where: str) -> None:
+    """Raise SettingsError unless this process builds the bytes that the level stands for.
+
+    It does not if the machine is below the level or no x86-64 machine, if the process was started without the limits,
+    or if numpy or its BLAS does not heed them.
+    """
+    if platform.machine() != _X86_64:
+        raise SettingsError(
+            expected=f"an x86-64 machine, as batches are built for {level}",
+            got=platform.machine(),
+            where=where,
+            remedy="Leave processor out, and have machines of one kind in the job.",
+        )
+    current = level_in(os.environ)
+    if not current:
+        _refuse_below(level, where)
+    if current != level:
+        raise SettingsError(
+            expected=f"a process whose libraries keep to {level}",
+            got=f"one that keeps to {current or 'no level'}",
+            where=where,
+            remedy="Start it by a command of loader-server, which sees to that; or leave processor out.",
+        )
+    _refuse_heedless_libraries(level, where)
+
+
+def _refuse_below(level: str, where: str) -> None:
+    """Raise SettingsError if this machine's processor lacks a feature of the level; for processes without limits."""
+    numpy_has: dict[str, bool] = _numpy().__cpu_features__
+    missing = sorted(name for name in LEVELS[level].features if not numpy_has.get(name, True))
+    if missing:
+        raise SettingsError(
+            expected=f"a processor of level {level} or above",
+            got=f"one without {', '.join(missing)}",
+            where=where,
+            remedy="Write a lower level, for all machines of the job; or leave this machine out.",
+        )
+
+
+def _refuse_heedless_libraries(level: str, where: str) -> None:
+    """Raise SettingsError if numpy uses features above the level, or its BLAS other kernels than those of the level."""
+    numpy = _numpy()
+    chosen = {name for name in (*numpy.__cpu_baseline__, *numpy.__cpu_dispatch__) if numpy.__cpu_features__[name]}
+    above = chosen - LEVELS[level].features
+    if above:
+        raise SettingsError(
+            expected=f"a numpy that can be kept to {level}",
+            got=f"{_numpy_version()}, which uses {', '.join(sorted(above))}",
+            where=where,
+            remedy="Install numpy from PyPI, which chooses its loops when it is imported.",
+        )
+    core = _openblas_core()
+    if core != LEVELS[level].openblas:
+        raise SettingsError(
+            expected=f"a numpy with an OpenBLAS that can be kept to its kernels for {LEVELS[level].openblas}",
+            got=f"one with those for {core}" if core else f"{_numpy_version()} with another BLAS",
+            where=where,
+            remedy="Install numpy from PyPI, which comes with such an OpenBLAS.",
+        )
+
+
+def _openblas_core() -> str:
+    """Return which kernels numpy's OpenBLAS takes; "" if numpy has another BLAS."""
+    # Functions are looked for in what numpy's module was linked with, too.
+    library = ctypes.CDLL(_numpy().__file__)
+    for name in _CORE_NAMES:
+        if hasattr(library, name):
+            function = getattr(library, name)
+            function.argtypes, function.restype = (), ctypes.c_char_p
+            return str(function().decode())
+    return ""
+
+
+def _numpy() -> Any:
+    """Return the module of numpy that chooses loops by features of the processor."""
+    return import_module("numpy._core._multiarray_umath")
+
+
+def _numpy_version() -> str:
+    return f"numpy {import_module('numpy').__version__}"

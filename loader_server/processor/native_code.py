@@ -1,0 +1,39 @@
+"""Native code that a user's own code brings, which may choose its loops by the processor without anybody knowing.
+
+Rules: packages are judged by their lists of files; nothing is imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loader_server.installed import has_native_code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from shared.logs import Log
+
+__all__ = ["native_names", "warn_of_unproved_code"]
+
+#: Packages that the limits of a level reach (see `levels`), as tests show.
+_LIMITED = frozenset(("numpy", "soxr"))
+
+
+def native_names(packages: Iterable[str], compiled: Iterable[str]) -> list[str]:
+    """Return the packages with native code that no limit of ours reaches, and these compiled modules; sorted.
+
+    Raise importlib's PackageNotFoundError if a package is not installed.
+    """
+    return sorted({*(name for name in packages if name not in _LIMITED and has_native_code(name)), *compiled})
+
+
+def warn_of_unproved_code(native: Mapping[str, list[str]], log: Log) -> None:
+    """Log a warning for each transform or source whose native code the job's processor level may not reach."""
+    for user, names in native.items():
+        log.warning(
+            "native code may not keep to the job's processor level, so machines need equal processor features as well; "
+            "a transform that is sure of its bytes declares processor_safe=True",
+            used_by=user,
+            code=", ".join(names),
+        )
