@@ -192,7 +192,8 @@ class SourceSet:
 
         Raise a SettingsError that names a member if a transform needs a value that others have and it lacks, and a
         ReadError if a first sample cannot be read, or a transform cannot read what it needs. A sample that cannot be
-        used for another reason is passed over, and a single source is not tried.
+        used for another reason is passed over, and a single source is not tried. OSError of `first_sample` passes
+        through.
         """
         samples = [member.first_sample() for member in self.opened] if len(self.opened) > 1 else []
         for member, sample in zip(self.opened, samples, strict=False):

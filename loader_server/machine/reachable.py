@@ -27,7 +27,7 @@ def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
     An endpoint with a host of its own is returned as it is. A worker that listens on all addresses uses its own address
     on the route to the coordinator or, if the coordinator is on this host, on the route to the world. On a host of a
     closed network, which has no such route, it is the address of the first working network interface or, without any,
-    127.0.0.1. OSError of listing the interfaces passes through.
+    127.0.0.1.
     """
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
@@ -55,7 +55,7 @@ def _find_address_towards(host: str) -> str | None:
 def _find_address_of_interface() -> str | None:
     """Return the address of the first working interface other than loopback; None if there is none.
 
-    Interfaces without an IPv4 address, or that are down, are passed over. Raise OSError if they cannot be listed.
+    Interfaces without an IPv4 address, or that are down, are passed over.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():

@@ -106,7 +106,8 @@ def find_transforms(
 
     Files that settings name are looked for in `places`. Raise SettingsError for an unknown name, a table that belongs
     to no transform or is there twice, settings that do not fit, a transform that cannot be imported or made, or a file
-    or package that is missing. Raise DataError if a source of recordings that settings name cannot be used.
+    or package that is missing. Raise DataError if a source of recordings that settings name cannot be used. OSError of
+    `_made` passes through.
     """
     # Before the tables, so that a misspelt name is reported instead of its table.
     targets = [_target(name, f"{where}, transforms") for name in names]

@@ -57,7 +57,7 @@ _FORMATS = {
     "manifest_flac": "manifest, FLAC to log-mel",
     "jsonl": "JSON lines",
     "tfds": "TensorFlow Datasets",
-    "tokens": "ragged arrays into `tf.data`",
+    "tokens": "ragged arrays",
     "remote": "remote files",
 }
 _STOKER = "stoker"

@@ -155,7 +155,7 @@ def _samples(
 ) -> Iterable[ShownSample]:
     """Yield the samples of a batch, in the order of their rows, each decoded once more unless that may kill us.
 
-    Raise ReadError if one cannot be read.
+    Raise ReadError if one cannot be read. OSError of `look` passes through.
     """
     planned = prepared.planned
     samples = prepared.samples.tolist()

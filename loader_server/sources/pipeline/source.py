@@ -86,7 +86,8 @@ class PipelineSource(ShardedSource):
 
         Return "" without `base` and `paths`: the function then reads something that cannot be watched. Raise a
         DataError if a path stands for no file or the base cannot be opened, a ReadError if a store cannot be asked, or
-        a SettingsError if the base is no stream of samples or the job file has a mistake.
+        a SettingsError if the base is no stream of samples or the job file has a mistake. OSError of `made_of` passes
+        through.
         """
         # The function may read anything, so that without these nothing says that its data are the same.
         if not self.settings.base and not self.settings.paths:

@@ -132,7 +132,7 @@ class FeatureForm:
         """Return all values without their shape; raise UnfitFeature if their kind is not that of the form.
 
         Raise it too for a value that does not fit the dtype, such as a text that is not UTF-8 or an integer out of
-        range; raise MalformedExample if an integer has more than 10 bytes.
+        range; raise MalformedExample if an integer has more than 10 bytes. IndexError of `_integers` passes through.
         """
         if kind == BYTES:
             return self._of_bytes([raw[start:stop] for start, stop in runs])
