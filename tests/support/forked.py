@@ -32,7 +32,9 @@ import setproctitle
 from loader_server.index import pool
 from loader_server.machine import asking, nursery
 from shared.quick_import import quick_import
+from tests.support.lean_graphs import forget_origins
 from tests.support.lean_keras import lean_keras
+from tests.support.stack_room import call_with_room
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -371,9 +373,9 @@ def _run(arguments: Sequence[str]) -> None:
     setproctitle.setproctitle(" ".join([sys.executable, "-m", *sys.argv]))
     try:
         if code is not None:
-            exec(code, {"__name__": "__main__"})
+            call_with_room(lambda: exec(code, {"__name__": "__main__"}))
         else:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            call_with_room(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
     finally:  # as the interpreter does, which a fork leaves otherwise
         threading._shutdown()
         atexit._run_exitfuncs()
@@ -386,6 +388,8 @@ def _main(listened: Sequence[int], imported: Sequence[str]) -> None:
     with quick_import(), lean_keras():
         for name in imported:
             import_module(name)
+    if "tensorflow" in imported:
+        forget_origins()
     gc.freeze()  # so that collecting garbage does not write to pages that all share
     siblings = [_fork_sibling(fd, listened) for fd in listened[1:]]
     for fd in listened[1:]:
