@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from shared.quick_import import quick_import
+from tests.support.lean_graphs import forget_origins
 from tests.support.lean_keras import lean_keras
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def pytest_collection_finish() -> None:
 
     Tests that trace graphs spend a seventh of their time on looking for more of it as often as Python does by itself.
     """
+    if "tensorflow" in sys.modules:
+        forget_origins()
     gc.freeze()
     gc.set_threshold(_GARBAGE)
 

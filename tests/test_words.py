@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,8 +77,13 @@ def _modules(room: str) -> Iterator[Path]:
     return iter(sorted((_ROOT / room).glob("*.py") if room in _PRODUCT else (_ROOT / room).rglob("*.py")))
 
 
-def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and the name of each definition, argument and assignment."""
+@cache
+def _names(code: str) -> list[tuple[int, str]]:
+    """Return the line and the name of each definition, argument and assignment, found once for all tests."""
+    return list(_look_for_names(ast.parse(code)))
+
+
+def _look_for_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
@@ -90,12 +96,13 @@ def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.attr
 
 
-def _parts(name: str) -> set[str]:
-    return set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_"))
+@cache
+def _parts(name: str) -> frozenset[str]:
+    return frozenset(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_"))
 
 
 def _refused_names(code: str, name: str) -> list[str]:
-    found = _names(ast.parse(code))
+    found = _names(code)
     return [f"{name}:{line} {used}" for line, used in found if used not in _STANDARD and _parts(used) & _REFUSED]
 
 
@@ -140,7 +147,7 @@ def test_vague_names_do_not_grow() -> None:
     counts: dict[str, int] = defaultdict(int)
     for room in (*_PRODUCT, "tests/support"):
         for path in (_ROOT / room).rglob("*.py"):
-            for _, name in _names(ast.parse(path.read_text())):
+            for _, name in _names(path.read_text()):
                 for part in _parts(name) & _AT_MOST.keys():
                     counts[part] += 1
     assert {part: count for part, count in counts.items() if count > _AT_MOST[part]} == {}

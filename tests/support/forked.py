@@ -32,7 +32,9 @@ import setproctitle
 from loader_server.index import pool
 from loader_server.machine import asking, nursery
 from shared.quick_import import quick_import
+from tests.support.lean_graphs import forget_origins
 from tests.support.lean_keras import lean_keras
+from tests.support.stack_room import call_with_room
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,18 +73,24 @@ _LOADERS = (
         "loader_server.commands.serve_worker",
     ),
     *("loader_server.transforms.audio.logmel", "loader_server.transforms.characters", "tests.support.transforms"),
-    "trainer_client.feed",
+    *("loader_server.commands.machine_jobs", "loader_server.fleet.job_joining", "loader_server.machine.machine_probes"),
+    *("loader_server.commands.plan_command", "loader_server.commands.status", "rich.progress", "rich.table"),
+    # A trainer without TensorFlow imports as much again, when it connects.
+    *("trainer_client.feed", "trainer_client.connecting", "trainer_client.cli", "trainer_client.verifying.command"),
     *("soundfile", "soxr", "numpy.fft", "stringprep", "zmq.utils.garbage", "shared.malloc_tuning"),
     *("encodings.idna", "encodings.ascii", "encodings.cp437", "encodings.utf_32_le", "encodings.utf_8_sig"),
     *("zmq.auth", "cryptography.hazmat.primitives.ciphers.aead"),
 )
 _TRAINERS = (
-    *("keras", "trainer_client.cli", "trainer_client.tf.dataset", "trainer_client.training.train"),
+    *("keras", "trainer_client.tf.dataset", "trainer_client.training.train"),
     "trainer_client.training.checkpoints.feed_checkpoint",
     "trainer_client.training.loop.training_loop",
-    "trainer_client.training.predicting.predict",
+    "trainer_client.training.evaluating.validation",
+    *("trainer_client.training.predicting.predict", "trainer_client.training.predicting.predictor"),
     "trainer_client.training.servers.served_loop",
     *(f"trainer_client.training.strategies.{name}" for name in ("asynchronous", "central", "mirrored", "multi_worker")),
+    # What TensorFlow imports when a feed is made a dataset.
+    *(f"tensorflow.python.data.ops.{name}_op" for name in ("flat_map", "from_generator", "from_tensors", "range")),
 )
 
 
@@ -371,9 +379,9 @@ def _run(arguments: Sequence[str]) -> None:
     setproctitle.setproctitle(" ".join([sys.executable, "-m", *sys.argv]))
     try:
         if code is not None:
-            exec(code, {"__name__": "__main__"})
+            call_with_room(lambda: exec(code, {"__name__": "__main__"}))
         else:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            call_with_room(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
     finally:  # as the interpreter does, which a fork leaves otherwise
         threading._shutdown()
         atexit._run_exitfuncs()
@@ -386,6 +394,8 @@ def _main(listened: Sequence[int], imported: Sequence[str]) -> None:
     with quick_import(), lean_keras():
         for name in imported:
             import_module(name)
+    if "tensorflow" in imported:
+        forget_origins()
     gc.freeze()  # so that collecting garbage does not write to pages that all share
     siblings = [_fork_sibling(fd, listened) for fd in listened[1:]]
     for fd in listened[1:]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.forked import Nurseries
+from tests.support.stack_room import call_with_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 #: How much less of a processor those get that compute.
 _NICE = 5
+
+#: Set-ups and clean-ups that went well are reported from here on, for `--durations`: nothing else is made of them, and
+#: passing on those of ten thousand tests takes seconds.
+_SHORT_S = 0.005
 
 _NURSERIES: pytest.StashKey[Nurseries] = pytest.StashKey()
 
@@ -196,6 +201,8 @@ class _Teller:
         self._reports: list[object] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.passed and report.when != "call" and report.duration < _SHORT_S:
+            return
         self._reports.append(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
 
     def begin(self, place: int) -> None:
@@ -220,7 +227,7 @@ def _be_test_process(session: pytest.Session, connection: Connection, folder: An
     try:
         teller = _Teller(session.config, connection)
         _settle(session.config, teller, folder)
-        _run_modules(session, teller)
+        call_with_room(lambda: _run_modules(session, teller))
         code = 0
     except BaseException:
         traceback.print_exc()
