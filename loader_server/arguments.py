@@ -254,7 +254,15 @@ COMMANDS = {
             _option("--advertise", default="", metavar="HOST", help=_ADVERTISE_HELP),
             *_METRICS,
         ),
-        joining=_JOINING,
+        joining=(
+            *_JOINING,
+            _option(
+                "--metrics-port",
+                type=int,
+                default=0,
+                help="port of this host's probes; its workers' metrics have the next ones; 0: any free ports",
+            ),
+        ),
     ),
     "fetch": Command(
         run="loader_server.commands.machine_jobs:fetch_jobs",

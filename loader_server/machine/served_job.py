@@ -63,6 +63,7 @@ class ServedJob:
         self.name = folder.settings.name
         self.stage = Stage.INDEXING
         self._base_command = base_command
+        self._first_metrics_port = folder.settings.metrics_port
         self.indexer = Child("index", lambda _: base_command("index", folder, ""))
         self.coordinator = Child("coordinator", self._coordinator_command, listen)
         self.socket: JobSocket | None = None
@@ -178,7 +179,7 @@ class ServedJob:
             self.socket = None
 
     def _metrics_port(self, offset: int) -> list[str]:
-        first = self.folder.settings.metrics_port
+        first = self._first_metrics_port
         return ["--metrics-port", str(first and first + offset)]
 
     def _coordinator_command(self, listen: str) -> list[str]:
@@ -224,7 +225,8 @@ class WorkerPlace:
 class JoinedJob(ServedJob):
     """A job that is served elsewhere: this machine has workers of it, at `listen` and the ports after it.
 
-    Making it without `listen` raises SettingsError if the coordinator's endpoint is malformed.
+    Their metrics are served at the ports after `metrics_port`, or at any free ones if it is 0. Making it without
+    `listen` raises SettingsError if the coordinator's endpoint is malformed.
     """
 
     def __init__(
@@ -233,9 +235,12 @@ class JoinedJob(ServedJob):
         listen: str,
         base_command: Callable[[str, JobFolder, str], list[str]],
         *,
+        metrics_port: int = 0,
         insecure: bool,
     ) -> None:
         super().__init__(folder, folder.settings.listen, base_command)
+        # Of the machine and not of the job: places number its workers, whichever of its jobs they serve.
+        self._first_metrics_port = metrics_port
         self._worker_listen = listen or _usual_listen(folder, insecure=insecure)
         self.stage = Stage.COORDINATING
         self.coordinator.is_serving = True  # as far as this machine can know
@@ -286,9 +291,16 @@ def _usual_listen(folder: JobFolder, *, insecure: bool) -> str:
 
 
 def make_job(
-    folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]], *, insecure: bool
+    folder: JobFolder,
+    listen: str,
+    base_command: Callable[[str, JobFolder, str], list[str]],
+    *,
+    metrics_port: int = 0,
+    insecure: bool,
 ) -> ServedJob:
     """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens.
+
+    `metrics_port` is for workers of a job that is served elsewhere: their metrics have the ports after it.
 
     Raises:
         SettingsError: The state folder cannot be written to, or the endpoint of a job that is served elsewhere is
@@ -296,7 +308,7 @@ def make_job(
     """
     folder.refuse_closed(folder.state)
     if folder.joined is not None:
-        return JoinedJob(folder, listen, base_command, insecure=insecure)
+        return JoinedJob(folder, listen, base_command, metrics_port=metrics_port, insecure=insecure)
     return ServedJob(folder, listen or folder.settings.listen, base_command)
 
 

@@ -65,6 +65,8 @@ class SupervisorSettings:
     log_level: str = "info"
     #: More arguments for all coordinators and workers: where they serve metrics and probes, what they advertise.
     arguments: tuple[str, ...] = ()
+    #: Port before those of the metrics of joined jobs' workers, which have one for each place; 0: any free ports.
+    metrics_port: int = 0
     #: Called with name, endpoint and number of workers of each job that begins to be served.
     announce: Callable[[str, str, int], None] = lambda _name, _endpoint, _workers: None
 
@@ -197,7 +199,9 @@ class Supervisor:
         Raise SettingsError on a conflict with another job, or for an endpoint or state folder that cannot be used, and
         MachineError if there is no room for its files.
         """
-        job = make_job(folder, listen, self._command, insecure=self.settings.insecure)
+        job = make_job(
+            folder, listen, self._command, metrics_port=self.settings.metrics_port, insecure=self.settings.insecure
+        )
         job.refuse_listening(insecure=self.settings.insecure)
         refuse_conflicts(self.jobs.values(), folder, job.endpoint, max(self.settings.workers, len(self.jobs) + 1))
         try:

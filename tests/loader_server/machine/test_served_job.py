@@ -1,4 +1,4 @@
-"""Where the workers of a joined job listen if nothing is said."""
+"""Where the workers of a joined job listen, and where they serve metrics."""
 
 from __future__ import annotations
 
@@ -33,3 +33,12 @@ def test_beyond_loopback_if_the_coordinator_is_or_may_come_to_be_there(
     assert worker.listen == expected
     command = worker.command(worker.listen)
     assert command[command.index("--coordinator") + 1] == endpoint
+
+
+@pytest.mark.parametrize(("first", "expected"), [(0, ["0", "0"]), (9100, ["9101", "9102"])])
+def test_metrics_of_a_joined_jobs_workers_have_the_ports_after_the_hosts(first: int, expected: list[str]) -> None:
+    settings = SimpleNamespace(name="digits", listen="tcp://loader-a:7400", metrics_port=0)
+    folder = SimpleNamespace(settings=settings, keys="keys", joined=None)
+    job = JoinedJob(folder, "", lambda *_: [], metrics_port=first, insecure=False)  # type: ignore[arg-type]
+    commands = [child.command(child.listen) for child in (job.worker(place, "host") for place in range(2))]
+    assert [command[command.index("--metrics-port") + 1] for command in commands] == expected
