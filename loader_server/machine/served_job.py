@@ -77,6 +77,11 @@ class ServedJob:
         self.error: StartError | None = None
 
     @property
+    def has_own_coordinator(self) -> bool:
+        """Return whether its coordinator is a process of this machine's supervisor."""
+        return True
+
+    @property
     def is_running(self) -> bool:
         """Return whether the job is in a stage with workers: they start, or it is served."""
         return self.stage in (Stage.JOINING, Stage.SERVED)
@@ -245,6 +250,11 @@ class JoinedJob(ServedJob):
         self.stage = Stage.COORDINATING
         self.coordinator.is_serving = True  # as far as this machine can know
         self.indexer = Child("fetch", lambda _: base_command("fetch", folder, ""))
+
+    @property
+    def has_own_coordinator(self) -> bool:
+        """Return False: its coordinator runs elsewhere."""
+        return False
 
     def refuse_listening(self, *, insecure: bool) -> None:
         """Raise SettingsError if its workers must not listen at their address.

@@ -98,9 +98,13 @@ class Supervisor:
 
     @property
     def probe_addresses(self) -> list[str]:
-        """Return the probe addresses of all coordinators, then of all places; empty for each that is not ready."""
+        """Return the probe addresses of this machine's coordinators, then of all places; empty for each not ready.
+
+        Coordinators on other machines are left out: workers that miss theirs are not ready themselves.
+        """
         # Copies, because the metrics server's thread asks while the main loop changes them.
-        children = [job.coordinator for job in list(self.jobs.values())] + [place.child for place in list(self.places)]
+        coordinators = [job.coordinator for job in list(self.jobs.values()) if job.has_own_coordinator]
+        children = [*coordinators, *(place.child for place in list(self.places))]
         return [child.metrics if child is not None and child.is_serving else "" for child in children]
 
     @property
