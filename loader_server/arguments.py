@@ -272,6 +272,7 @@ COMMANDS = {
             _option("job", nargs="+", metavar="ENDPOINT", help="the endpoints of the jobs"),
             _option("--insecure", action="store_true", help="fetch from beyond loopback without keys"),
             _option("--into", type=Path, default=None, help=argparse.SUPPRESS),
+            _option("--metrics-port", type=int, default=0, help=argparse.SUPPRESS),
             _PARENT,
             _READY_FD,
             _LAST_ERROR,

@@ -202,7 +202,6 @@ def _run_loaders(options: argparse.Namespace, nursery: Nursery, held: contextlib
         insecure=options.insecure,
         log_level=options.log_level,
         arguments=metrics_arguments(options) + advertise_arguments(options),
-        metrics_port=options.metrics_port,
         announce=machine_jobs.announce_joined if jobs[0].joined is not None else machine_jobs.announce,
     )
     supervisor = Supervisor(settings, nursery)

@@ -112,6 +112,7 @@ def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
         index=options.index,
         insecure=options.insecure,
         accepts_code=options.accept_code,
+        metrics_port=options.metrics_port,
     )
 
 

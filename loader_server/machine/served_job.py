@@ -63,7 +63,6 @@ class ServedJob:
         self.name = folder.settings.name
         self.stage = Stage.INDEXING
         self._base_command = base_command
-        self._first_metrics_port = folder.settings.metrics_port
         self.indexer = Child("index", lambda _: base_command("index", folder, ""))
         self.coordinator = Child("coordinator", self._coordinator_command, listen)
         self.socket: JobSocket | None = None
@@ -184,7 +183,7 @@ class ServedJob:
             self.socket = None
 
     def _metrics_port(self, offset: int) -> list[str]:
-        first = self._first_metrics_port
+        first = self.folder.settings.metrics_port
         return ["--metrics-port", str(first and first + offset)]
 
     def _coordinator_command(self, listen: str) -> list[str]:
@@ -230,8 +229,7 @@ class WorkerPlace:
 class JoinedJob(ServedJob):
     """A job that is served elsewhere: this machine has workers of it, at `listen` and the ports after it.
 
-    Their metrics are served at the ports after `metrics_port`, or at any free ones if it is 0. Making it without
-    `listen` raises SettingsError if the coordinator's endpoint is malformed.
+    Making it without `listen` raises SettingsError if the coordinator's endpoint is malformed.
     """
 
     def __init__(
@@ -240,12 +238,9 @@ class JoinedJob(ServedJob):
         listen: str,
         base_command: Callable[[str, JobFolder, str], list[str]],
         *,
-        metrics_port: int = 0,
         insecure: bool,
     ) -> None:
         super().__init__(folder, folder.settings.listen, base_command)
-        # Of the machine and not of the job: places number its workers, whichever of its jobs they serve.
-        self._first_metrics_port = metrics_port
         self._worker_listen = listen or _usual_listen(folder, insecure=insecure)
         self.stage = Stage.COORDINATING
         self.coordinator.is_serving = True  # as far as this machine can know
@@ -301,16 +296,9 @@ def _usual_listen(folder: JobFolder, *, insecure: bool) -> str:
 
 
 def make_job(
-    folder: JobFolder,
-    listen: str,
-    base_command: Callable[[str, JobFolder, str], list[str]],
-    *,
-    metrics_port: int = 0,
-    insecure: bool,
+    folder: JobFolder, listen: str, base_command: Callable[[str, JobFolder, str], list[str]], *, insecure: bool
 ) -> ServedJob:
     """Return a job to be served here, or one that is served elsewhere; `listen`, if given, says where it listens.
-
-    `metrics_port` is for workers of a job that is served elsewhere: their metrics have the ports after it.
 
     Raises:
         SettingsError: The state folder cannot be written to, or the endpoint of a job that is served elsewhere is
@@ -318,14 +306,15 @@ def make_job(
     """
     folder.refuse_closed(folder.state)
     if folder.joined is not None:
-        return JoinedJob(folder, listen, base_command, metrics_port=metrics_port, insecure=insecure)
+        return JoinedJob(folder, listen, base_command, insecure=insecure)
     return ServedJob(folder, listen or folder.settings.listen, base_command)
 
 
 def refuse_conflicts(jobs: Iterable[ServedJob], folder: JobFolder, listen: str, workers: int) -> None:
     """Raise SettingsError if a job would take another's name, endpoint or metrics ports.
 
-    Endpoints with any free port never conflict. Metrics ports do if both are given, and at most `workers` apart.
+    Endpoints with any free port never conflict. Metrics ports do if both are given, and at most `workers` apart; those
+    of joined jobs never do, because this machine's places have one each, whichever of these jobs they serve.
     """
     for job in jobs:
         if folder.settings.name == job.name:
@@ -333,7 +322,8 @@ def refuse_conflicts(jobs: Iterable[ServedJob], folder: JobFolder, listen: str, 
         if listen == job.endpoint and not listen.endswith((":*", ":0")):
             raise _conflict(folder, "listen", listen, job, 'listen = "tcp://127.0.0.1:7401", say')
         own, others = folder.settings.metrics_port, job.folder.settings.metrics_port
-        if own and others and abs(own - others) <= workers:
+        are_joined = folder.joined is not None and job.folder.joined is not None
+        if own and others and not are_joined and abs(own - others) <= workers:
             raise _conflict(folder, "metrics_port", str(own), job, f"metrics_port = {others + workers + 1}")
 
 

@@ -65,8 +65,6 @@ class SupervisorSettings:
     log_level: str = "info"
     #: More arguments for all coordinators and workers: where they serve metrics and probes, what they advertise.
     arguments: tuple[str, ...] = ()
-    #: Port before those of the metrics of joined jobs' workers, which have one for each place; 0: any free ports.
-    metrics_port: int = 0
     #: Called with name, endpoint and number of workers of each job that begins to be served.
     announce: Callable[[str, str, int], None] = lambda _name, _endpoint, _workers: None
 
@@ -98,13 +96,10 @@ class Supervisor:
 
     @property
     def probe_addresses(self) -> list[str]:
-        """Return the probe addresses of this machine's coordinators, then of all places; empty for each not ready.
-
-        Coordinators on other machines are left out: workers that miss theirs are not ready themselves.
-        """
+        """Return the probe addresses of this machine's coordinators and places; empty for each that is not ready."""
         # Copies, because the metrics server's thread asks while the main loop changes them.
-        coordinators = [job.coordinator for job in list(self.jobs.values()) if job.has_own_coordinator]
-        children = [*coordinators, *(place.child for place in list(self.places))]
+        own = [job.coordinator for job in list(self.jobs.values()) if job.has_own_coordinator]
+        children = [*own, *(place.child for place in list(self.places))]
         return [child.metrics if child is not None and child.is_serving else "" for child in children]
 
     @property
@@ -203,9 +198,7 @@ class Supervisor:
         Raise SettingsError on a conflict with another job, or for an endpoint or state folder that cannot be used, and
         MachineError if there is no room for its files.
         """
-        job = make_job(
-            folder, listen, self._command, metrics_port=self.settings.metrics_port, insecure=self.settings.insecure
-        )
+        job = make_job(folder, listen, self._command, insecure=self.settings.insecure)
         job.refuse_listening(insecure=self.settings.insecure)
         refuse_conflicts(self.jobs.values(), folder, job.endpoint, max(self.settings.workers, len(self.jobs) + 1))
         try:

@@ -1,7 +1,8 @@
 """What is wrong with the figures of the engines: digests that differ, batches lost or repeated, bounds not held.
 
 Rules: pure. An engine gives `{"digest": …, "batches": …, "lost_node": CASE}`, with a case of `{"digest": …, "gap_s": …,
-"lost": …, "repeated": …}`, or `{"error": …}`. A coordinator that moved is another case, which also says `found_s`.
+"lost": …, "repeated": …}`, or `{"error": …}`. A coordinator that moved is another case, which also says `found_s`;
+and so is a pod that was evicted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Expected", "faults_of"]
 
-_UNDISTURBED, _CASES = "undisturbed", ("lost_node", "moved_coordinator")
+_UNDISTURBED, _CASES = "undisturbed", ("lost_node", "moved_coordinator", "evicted_pod")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ def test_equal_digests_within_the_bounds_are_no_fault() -> None:
         (_engine(lost_node=_case(lost=None)), "lost_node: None batches lost"),
         (_engine(lost_node=_case(gap_s=2.6)), "lost_node: a gap of 2.6 s, more than 2.5 s"),
         (_engine(moved_coordinator=_case(found_s=5.1)), "moved_coordinator: found after 5.1 s, more than 5 s"),
+        (_engine(evicted_pod=_case(repeated=1)), "evicted_pod: 1 batches repeated"),
         (_engine(moved_coordinator=_case(digest="bb")), "moved_coordinator: digest bb instead of aa"),
     ],
 )

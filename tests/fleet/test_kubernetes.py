@@ -282,6 +282,20 @@ def test_a_jobset_is_a_success_by_its_trainers_alone_and_fails_by_them_alone(
     assert "startupPolicy" not in spec, "a lost coordinator must not hold up the others"
 
 
+def test_nodes_with_pods_of_a_jobset_can_be_drained(manifests: Callable[[str], Documents]) -> None:
+    """By what must stay: Jobs do not say how many pods they should have, as `maxUnavailable` would need it."""
+    patches = yaml.safe_load((KUBERNETES / "jobset/kustomization.yaml").read_text())["patches"]
+    (patch,) = (patch for patch in patches if patch["target"]["kind"] == "PodDisruptionBudget")
+    budget = find(manifests("jobset"), "PodDisruptionBudget", patch["target"]["name"])["spec"]
+    changes = {change["path"].rpartition("/")[2]: change for change in yaml.safe_load(patch["patch"])}
+    assert (changes["maxUnavailable"]["op"], changes["minAvailable"]["op"]) == ("remove", "add")
+    (worker,) = (pod for pod in pods(manifests("jobset")) if pod.component == "worker")
+    assert worker.is_selected(budget["selector"])
+    jobs = find(manifests("jobset"), "JobSet", "stoker")["spec"]["replicatedJobs"]
+    (hosts,) = (job["template"]["spec"]["parallelism"] for job in jobs if job["name"] == "workers")
+    assert changes["minAvailable"]["value"] == hosts - 1
+
+
 def test_trainers_that_lose_their_node_come_back_however_often(manifests: Callable[[str], Documents]) -> None:
     single = find(manifests("trainer"), "Job", "stoker-trainer")["spec"]
     jobs = find(manifests("jobset"), "JobSet", "stoker")["spec"]["replicatedJobs"]
