@@ -2,12 +2,13 @@
 
 Rules: pure. An engine gives `{"digest": …, "batches": …, "lost_node": CASE}`, with a case of `{"digest": …, "gap_s": …,
 "lost": …, "repeated": …}`, or `{"error": …}`. A coordinator that moved is another case, which also says `found_s`;
-and so is a pod that was evicted.
+and so is a pod that was evicted. An engine whose job file names other paths of data gives the digest of one machine
+itself, as `reference`, because plans depend on these paths.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def _of_engine(engine: Mapping[str, Any], expected: Expected) -> Iterator[str]:
     if "error" in engine:
         yield f"it failed: {engine['error']}"
         return
+    expected = replace(expected, digest=engine.get("reference", expected.digest))
     if engine["batches"] != expected.batches:
         yield f"{_UNDISTURBED}: {engine['batches']} batches instead of {expected.batches}"
     yield from (f"{_UNDISTURBED}: {fault}" for fault in _of_digest(engine, expected))

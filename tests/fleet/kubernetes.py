@@ -19,7 +19,7 @@ import yaml
 
 from tests.fleet.containers import reason_not_here as no_containers_here
 from tests.fleet.docker_engine import DockerEngine
-from tests.fleet.job import BATCHES
+from tests.fleet.job import BATCHES, verify
 from tests.fleet.kubectl import Checked, find_kubectl, find_validator, render, validate
 from tests.fleet.manifests import KUBERNETES, OVERLAYS
 from tests.fleet.pods import Kubelet
@@ -37,6 +37,8 @@ __all__ = ["measure", "reason_not_here"]
 
 _COORDINATOR, _HOSTS = "stoker-coordinator-0", ("stoker-workers-a", "stoker-workers-b")
 _PORT = 7400
+#: Who the images' processes are.
+_USER = 65534
 #: Workers of a host, as the manifests say.
 _WORKERS = 2
 #: For the trainer's pod, from its start to its end.
@@ -66,6 +68,7 @@ def measure(job: Path, work: Path) -> dict[str, Any]:
     with DockerEngine(work / "docker") as engine:
         engine.build("deploy/loader.Dockerfile", "stoker-loader", "loader")
         engine.build("deploy/trainer.Dockerfile", "stoker-trainer", "trainer-cpu")
+        reference = _serve_alone(engine, work / "own", claims["stoker-data"])
         cluster = _Cluster(engine, documents, claims, work / "volumes", job)
         cluster.start()
         digest, batches = cluster.verify_in_a_pod()
@@ -78,6 +81,7 @@ def measure(job: Path, work: Path) -> dict[str, Any]:
         drained += [cluster.kubelet.evict(name) for name in (_HOSTS[0], _COORDINATOR)]
         refuse_killed(drained)
     return {
+        "reference": reference,
         "digest": digest,
         "batches": batches,
         "lost_node": _case(lost),
@@ -160,6 +164,25 @@ def _make_claims(job: Path, folder: Path) -> dict[str, Path]:
 
 
 # --- containers ---
+
+
+def _serve_alone(engine: DockerEngine, own: Path, data: Path) -> str:
+    """Return the digest that `loader-server run` on one machine gives of the job as its file names it.
+
+    The paths of data in a job file are part of what plans are made of, and here they are those of containers.
+    """
+    keys = own / "secrets" / "keys"
+    for path in (keys, *keys.rglob("*")):
+        os.chown(path, _USER, _USER)
+    mounts = {own: "/job", keys: "/keys", data: "/data"}
+    volumes = (f"--volume={source}:{target}:ro" for source, target in mounts.items())
+    how = ("--detach", "--name=alone", "--network=fleet", "--read-only", "--tmpfs=/var/cache/stoker")
+    serve = ("run", "/job/job.toml", f"--workers={_WORKERS}", f"--listen=tcp://0.0.0.0:{_PORT}")
+    engine.docker("run", *how, *volumes, "stoker-loader", *serve)
+    wait_until(lambda: engine.address("alone") and "Ctrl-C ends" in engine.logs("alone"), "the job is served", 100)
+    digest, _ = verify((), f"tcp://{engine.address('alone')}:{_PORT}", keys)
+    engine.docker("rm", "--force", "alone")
+    return digest
 
 
 class _Cluster:

@@ -25,6 +25,13 @@ def test_equal_digests_within_the_bounds_are_no_fault() -> None:
     assert faults_of({"hosts": _engine(), "slurm": least}, _EXPECTED) == []
 
 
+def test_an_engine_with_a_reference_of_its_own_is_compared_with_that() -> None:
+    case = _case(digest="cc")
+    engine = {"reference": "cc", "digest": "cc", "batches": 10, "lost_node": case, "evicted_pod": case}
+    assert faults_of({"kubernetes": engine}, _EXPECTED) == []
+    assert len(faults_of({"kubernetes": engine | {"reference": "aa"}}, _EXPECTED)) == 3
+
+
 @pytest.mark.parametrize(
     ("engine", "fault"),
     [
