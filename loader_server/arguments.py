@@ -260,7 +260,15 @@ COMMANDS = {
             _option("--advertise", default="", metavar="HOST", help=_ADVERTISE_HELP),
             *_METRICS,
         ),
-        joining=_JOINING,
+        joining=(
+            *_JOINING,
+            _option(
+                "--metrics-port",
+                type=int,
+                default=0,
+                help="port of this host's probes; its workers' metrics have the next ones; 0: any free ports",
+            ),
+        ),
     ),
     "fetch": Command(
         run="loader_server.commands.machine_jobs:fetch_jobs",
@@ -270,6 +278,7 @@ COMMANDS = {
             _option("job", nargs="+", metavar="ENDPOINT", help="the endpoints of the jobs"),
             _option("--insecure", action="store_true", help="fetch from beyond loopback without keys"),
             _option("--into", type=Path, default=None, help=argparse.SUPPRESS),
+            _option("--metrics-port", type=int, default=0, help=argparse.SUPPRESS),
             _PARENT,
             _READY_FD,
             _LAST_ERROR,

@@ -56,7 +56,7 @@ def _refuse_port(advertise: str) -> None:
 
 def _refuse_options_of_joining(options: argparse.Namespace) -> None:
     """Raise SettingsError for options that only jobs to join have: the job files of a machine's own set the same."""
-    for name in ("keys", "state", "data", "index", "accept_code"):
+    for name in ("keys", "state", "data", "index", "accept_code", "metrics_port"):
         if getattr(options, name) not in (None, False):
             raise SettingsError(
                 expected=f"--{name.replace('_', '-')} with the endpoint of a job that is served elsewhere",
@@ -112,6 +112,7 @@ def _join_settings(endpoint: str, options: argparse.Namespace) -> JoinSettings:
         index=options.index,
         insecure=options.insecure,
         accepts_code=options.accept_code,
+        metrics_port=options.metrics_port,
     )
 
 

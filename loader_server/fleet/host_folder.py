@@ -62,6 +62,8 @@ class JoinedFolder:
     bundle: str = ""
     #: Part of its workers' names, which distinguishes them from those of any other host.
     tag: str = ""
+    #: Port before those of its workers' metrics; 0: any free ports.
+    metrics_port: int = 0
     #: The options of `loader-server fetch` that fetch it again.
     again: Sequence[str] = ()
     #: The path of each file that transforms name, by its name in the job file.
@@ -70,7 +72,7 @@ class JoinedFolder:
     def settle(self, job: Job) -> Job:
         """Return the job with this host's own settings in place of the job file's.
 
-        Endpoint, state folder and keys are this host's; workers, caches and metrics port are as if they were not set.
+        Endpoint, state folder, keys and metrics port are this host's; workers and caches are as if they were not set.
         """
         return dataclasses.replace(
             job,
@@ -82,7 +84,7 @@ class JoinedFolder:
                 remote_cache="",
                 feature_cache="",
                 keys=self.keys,
-                metrics_port=0,
+                metrics_port=self.metrics_port,
             ),
         )
 

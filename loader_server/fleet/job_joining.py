@@ -66,6 +66,8 @@ class JoinSettings:
     insecure: bool = False
     #: Whether to fetch the user's own modules, and import them.
     accepts_code: bool = False
+    #: Port before those of the workers' metrics; 0: any free ports.
+    metrics_port: int = 0
 
     @property
     def bundles(self) -> Path:
@@ -86,7 +88,8 @@ class JoinSettings:
         words = (
             word for name, folder in folders.items() if folder is not None for word in (name, str(folder.resolve()))
         )
-        return (*words, *(["--accept-code"] if self.accepts_code else []))
+        metrics_port = ("--metrics-port", str(self.metrics_port)) if self.metrics_port else ()
+        return (*words, *metrics_port, *(["--accept-code"] if self.accepts_code else []))
 
     def follow(self) -> FollowedEndpoint:
         """Return the coordinator's address, followed if it is in a file.
@@ -183,6 +186,7 @@ def _settle(folder: Path, tag: str, settings: JoinSettings, manifest: Manifest, 
         code=str(bundle.path / CODE) if settings.accepts_code and manifest.names_below(CODE) else "",
         bundle=bundle.path.name,
         tag=tag,
+        metrics_port=settings.metrics_port,
         again=(*settings.options(), "--into", str(folder)),
         named={path: str(bundle.path / name) for path, name in manifest.named.items()},
     )

@@ -76,6 +76,11 @@ class ServedJob:
         self.error: StartError | None = None
 
     @property
+    def has_own_coordinator(self) -> bool:
+        """Return whether its coordinator is a process of this machine's supervisor."""
+        return True
+
+    @property
     def is_running(self) -> bool:
         """Return whether the job is in a stage with workers: they start, or it is served."""
         return self.stage in (Stage.JOINING, Stage.SERVED)
@@ -244,6 +249,11 @@ class JoinedJob(ServedJob):
         self.coordinator.is_serving = True  # as far as this machine can know
         self.indexer = Child("fetch", lambda _: base_command("fetch", folder, ""))
 
+    @property
+    def has_own_coordinator(self) -> bool:
+        """Return False: its coordinator runs elsewhere."""
+        return False
+
     def refuse_listening(self, *, insecure: bool) -> None:
         """Raise SettingsError if its workers must not listen at their address.
 
@@ -306,7 +316,8 @@ def make_job(
 def refuse_conflicts(jobs: Iterable[ServedJob], folder: JobFolder, listen: str, workers: int) -> None:
     """Raise SettingsError if a job would take another's name, endpoint or metrics ports.
 
-    Endpoints with any free port never conflict. Metrics ports do if both are given, and at most `workers` apart.
+    Endpoints with any free port never conflict. Metrics ports do if both are given, and at most `workers` apart; those
+    of joined jobs never do, because this machine's places have one each, whichever of these jobs they serve.
     """
     for job in jobs:
         if folder.settings.name == job.name:
@@ -314,7 +325,8 @@ def refuse_conflicts(jobs: Iterable[ServedJob], folder: JobFolder, listen: str, 
         if listen == job.endpoint and not listen.endswith((":*", ":0")):
             raise _conflict(folder, "listen", listen, job, 'listen = "tcp://127.0.0.1:7401", say')
         own, others = folder.settings.metrics_port, job.folder.settings.metrics_port
-        if own and others and abs(own - others) <= workers:
+        are_joined = folder.joined is not None and job.folder.joined is not None
+        if own and others and not are_joined and abs(own - others) <= workers:
             raise _conflict(folder, "metrics_port", str(own), job, f"metrics_port = {others + workers + 1}")
 
 

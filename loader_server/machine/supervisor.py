@@ -96,9 +96,10 @@ class Supervisor:
 
     @property
     def probe_addresses(self) -> list[str]:
-        """Return the probe addresses of all coordinators, then of all places; empty for each that is not ready."""
+        """Return the probe addresses of this machine's coordinators and places; empty for each that is not ready."""
         # Copies, because the metrics server's thread asks while the main loop changes them.
-        children = [job.coordinator for job in list(self.jobs.values())] + [place.child for place in list(self.places)]
+        own = [job.coordinator for job in list(self.jobs.values()) if job.has_own_coordinator]
+        children = [*own, *(place.child for place in list(self.places))]
         return [child.metrics if child is not None and child.is_serving else "" for child in children]
 
     @property

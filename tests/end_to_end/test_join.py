@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
+import urllib.error
+import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -72,6 +75,15 @@ def joined(folder: Path, endpoint: str, *arguments: str) -> Iterator[JoinedHost]
         yield host
     finally:
         host.close()
+
+
+def _readiness(port: int) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=30) as answer:
+            return str(answer.read().decode().strip())
+    except urllib.error.HTTPError as error:
+        with error:
+            return str(error.read().decode().strip())
 
 
 def read(
@@ -237,3 +249,23 @@ def test_a_host_stays_joined_though_the_coordinator_comes_back_with_another_inde
                 wait_until(lambda: len(ask(named)["workers"]) == 2, "its worker has come back")
                 assert host.text().count("has fetched it") == 2
                 assert read(named)
+
+
+def test_a_host_is_ready_by_its_workers_alone_and_its_metrics_have_the_ports_after_its_own(tmp_path: Path) -> None:
+    """Its coordinator is elsewhere, so it is not asked for an answer."""
+    job = write_job(tmp_path / "own", samples=8, longest_s=0.3)
+    with socket.create_server(("127.0.0.1", 0)) as first, running(job, workers=1) as loaders:
+        port = first.getsockname()[1]
+        first.close()
+        ports = ("--metrics-listen", "127.0.0.1", "--metrics-port", str(port))
+        with joined(tmp_path / "host", loaders.endpoint, *ports, "--workers", "1") as host:
+            wait_until(lambda: _readiness(port) == "ok", f"the host is ready: {host.text()}")
+            assert _readiness(port + 1) == "ok", "of its worker"
+            served = [worker["metrics"] for worker in ask(loaders.endpoint)["workers"]]
+            assert f"127.0.0.1:{port + 1}" in served
+            coordinator = loaders.coordinator()
+            coordinator.suspend()
+            try:
+                wait_until(lambda: _readiness(port) == "coordinator", "the coordinator is missed")
+            finally:
+                coordinator.resume()

@@ -1,6 +1,6 @@
 """Reads one job's epoch from several engines, undisturbed and with a node lost, and compares the digests.
 
-    python -m tests.fleet --engines hosts,containers,slurm --json
+    python -m tests.fleet --engines hosts,containers,slurm,kubernetes --json
 
 The reference is `loader-server run` on one machine. With the hosts, the lines of the page that lead from nothing to
 training are typed as well. An engine that cannot be had here is left out, with the reason. The exit code is 1 if
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_ENGINES = ("hosts", "containers", "slurm")
+_ENGINES = ("hosts", "containers", "slurm", "kubernetes")
 
 
 @dataclass(slots=True)

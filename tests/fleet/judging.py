@@ -1,12 +1,14 @@
 """What is wrong with the figures of the engines: digests that differ, batches lost or repeated, bounds not held.
 
 Rules: pure. An engine gives `{"digest": …, "batches": …, "lost_node": CASE}`, with a case of `{"digest": …, "gap_s": …,
-"lost": …, "repeated": …}`, or `{"error": …}`. A coordinator that moved is another case, which also says `found_s`.
+"lost": …, "repeated": …}`, or `{"error": …}`. A coordinator that moved is another case, which also says `found_s`;
+and so is a pod that was evicted. An engine whose job file names other paths of data gives the digest of one machine
+itself, as `reference`, because plans depend on these paths.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Expected", "faults_of"]
 
-_UNDISTURBED, _CASES = "undisturbed", ("lost_node", "moved_coordinator")
+_UNDISTURBED, _CASES = "undisturbed", ("lost_node", "moved_coordinator", "evicted_pod")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ def _of_engine(engine: Mapping[str, Any], expected: Expected) -> Iterator[str]:
     if "error" in engine:
         yield f"it failed: {engine['error']}"
         return
+    expected = replace(expected, digest=engine.get("reference", expected.digest))
     if engine["batches"] != expected.batches:
         yield f"{_UNDISTURBED}: {engine['batches']} batches instead of {expected.batches}"
     yield from (f"{_UNDISTURBED}: {fault}" for fault in _of_digest(engine, expected))

@@ -25,6 +25,13 @@ def test_equal_digests_within_the_bounds_are_no_fault() -> None:
     assert faults_of({"hosts": _engine(), "slurm": least}, _EXPECTED) == []
 
 
+def test_an_engine_with_a_reference_of_its_own_is_compared_with_that() -> None:
+    case = _case(digest="cc")
+    engine = {"reference": "cc", "digest": "cc", "batches": 10, "lost_node": case, "evicted_pod": case}
+    assert faults_of({"kubernetes": engine}, _EXPECTED) == []
+    assert len(faults_of({"kubernetes": engine | {"reference": "aa"}}, _EXPECTED)) == 3
+
+
 @pytest.mark.parametrize(
     ("engine", "fault"),
     [
@@ -38,6 +45,7 @@ def test_equal_digests_within_the_bounds_are_no_fault() -> None:
         (_engine(lost_node=_case(lost=None)), "lost_node: None batches lost"),
         (_engine(lost_node=_case(gap_s=2.6)), "lost_node: a gap of 2.6 s, more than 2.5 s"),
         (_engine(moved_coordinator=_case(found_s=5.1)), "moved_coordinator: found after 5.1 s, more than 5 s"),
+        (_engine(evicted_pod=_case(repeated=1)), "evicted_pod: 1 batches repeated"),
         (_engine(moved_coordinator=_case(digest="bb")), "moved_coordinator: digest bb instead of aa"),
     ],
 )

@@ -20,6 +20,7 @@ from shared.system.endpoint_file import write_endpoint
         (("job.toml", "--keys", "keys"), "--keys with the endpoint"),
         (("job.toml", "--index", "index"), "--index with the endpoint"),
         (("job.toml", "--accept-code"), "--accept-code with the endpoint"),
+        (("job.toml", "--metrics-port", "9100"), "--metrics-port with the endpoint"),
         (("tcp://127.0.0.1:7400", "--accept-code"), "would run code here, got no keys"),
         (("a.toml", "b.toml", "--listen", "tcp://127.0.0.1:*"), "expected one job"),
         (("tcp://10.0.0.1:7400",), "without keys"),

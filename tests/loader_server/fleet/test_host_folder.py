@@ -13,6 +13,7 @@ import pytest
 from loader_server.fleet import host_folder
 from loader_server.fleet.host_folder import HostFolder, JoinedFolder, bundles_in_use
 from shared.errors import MachineError
+from shared.settings.job import parse_job
 from tests.support.forked import ROOT
 
 if TYPE_CHECKING:
@@ -116,3 +117,12 @@ def test_of_a_folder_that_cannot_be_read_nobody_knows_what_it_uses(tmp_path: Pat
         host.job_file.with_name("joined.json").write_text("{")
         assert bundles_in_use(tmp_path) is None
     assert bundles_in_use(tmp_path) == set()
+
+
+@pytest.mark.parametrize("port", [0, 9100])
+def test_the_metrics_port_is_this_hosts_and_not_the_coordinators(tmp_path: Path, port: int) -> None:
+    job = parse_job('[job]\nname = "digits"\nmetrics_port = 9200\n[streams.train]\n', "job.toml")
+    JoinedFolder(endpoint="tcp://a:1", data="/d", state="/s", index="/i", metrics_port=port).write(tmp_path / "job")
+    read = JoinedFolder.beside(tmp_path / "job")
+    assert read is not None
+    assert read.settle(job).settings.metrics_port == port
