@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loader_server.coordinator.workers_wanted import Pace
+from loader_server.coordinator.pace_record import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

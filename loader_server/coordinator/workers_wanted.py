@@ -23,20 +23,24 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+from loader_server.coordinator.pace_record import PaceRecord
 
-__all__ = ["Pace", "WorkersWanted"]
+if TYPE_CHECKING:
+    from loader_server.coordinator.pace_record import Pace, PaceMeans
+
+__all__ = ["WorkersWanted"]
 
 #: Share of waiting from which trainers are short of data; below it they practically never wait.
 _SHORT = 0.02
 #: From here on a few seconds show that trainers wait; a share closer to `_SHORT` may be chance, and is looked at longer.
-_EVIDENT = 0.10
+_EVIDENT = 0.20
 _EVIDENT_S = 5.0
 _DOUBTFUL_S = 15.0
 #: Batches that trainers read until a rate is taken for known, and how long that is waited for.
-_FEW_BATCHES = 8
+_FEW_BATCHES = 20
 _LONGEST_S = 10.0
+#: Batches without which a step is not called a failure.
+_MANY_BATCHES = 100
 
 #: How long to wait after workers or trainers have come or gone: queues and windows fill.
 _SETTLE_S = 1.5
@@ -63,6 +67,8 @@ _LONGEST_PAUSE_S = 3600.0
 #: the first step and the next.
 _CALM_S = 60.0
 _NEXT_S = 15.0
+#: Trainers that wait again within this time after a step down wait because of it.
+_REGRET_S = 120.0
 #: A step down may cost this share of the rate.
 _LOSS = 0.05
 
@@ -76,50 +82,6 @@ _LEAST_GAP_S = 2.0
 _GAPS = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """What workers and trainers did since the last look."""
-
-    #: Workers that are there, on all hosts.
-    workers: int
-    #: Worker-seconds of building a second.
-    busy: float
-    #: Trainers that are attached.
-    trainers: int
-    #: Batches that trainers have read.
-    read: int
-    #: Share of the time that trainers waited for data.
-    waited: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    over_s: float
-    pace: Pace
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Means over some seconds in which workers and trainers stayed the same."""
-
-    workers: float
-    busy: float
-    #: Batches a second, and the standard error of that.
-    rate: float
-    error: float
-    waited: float
-    #: The part of the waiting in which workers were busy.
-    owed: float
-
-    @property
-    def load(self) -> float:
-        """Return how many workers would be busy if trainers did not wait for them; infinity if nothing else was done.
-
-        That is worker-seconds a batch times the rate at which trainers would read.
-        """
-        return self.busy / (1 - self.owed) if self.owed < 1 else math.inf
-
-
 @dataclass(slots=True)
 class _Step:
     """A change of the number that is not judged yet."""
@@ -127,28 +89,9 @@ class _Step:
     before: int
     wanted: int
     #: Means before the change.
-    base: _Window
+    base: PaceMeans
     #: Since when the workers are there, on the clock of reading; None while they are not.
     since_s: float | None = None
-
-
-def _mean(samples: Sequence[_Sample], value_of: Callable[[Pace], float]) -> float:
-    return sum(value_of(sample.pace) * sample.over_s for sample in samples) / sum(sample.over_s for sample in samples)
-
-
-def _window_of(samples: Sequence[_Sample]) -> _Window:
-    over_s = sum(sample.over_s for sample in samples)
-    rate = sum(sample.pace.read for sample in samples) / over_s
-    # From the scatter of seconds, not of batches: trainers in step read in bursts.
-    spread = sum((sample.pace.read - rate * sample.over_s) ** 2 for sample in samples)
-    return _Window(
-        workers=_mean(samples, lambda pace: pace.workers),
-        busy=_mean(samples, lambda pace: pace.busy),
-        rate=rate,
-        error=math.sqrt(spread) / over_s,
-        waited=_mean(samples, lambda pace: pace.waited),
-        owed=_mean(samples, lambda pace: pace.waited * min(1.0, pace.busy / pace.workers)),
-    )
 
 
 class _Bar:
@@ -182,13 +125,15 @@ class WorkersWanted:
         #: Seconds in which trainers read.
         self._clock_s = 0.0
         #: What was seen since workers or trainers changed, and how much of that is still settling.
-        self._samples: deque[_Sample] = deque()
+        self._record = PaceRecord()
         self._settling_s = _SETTLE_S
         self._workers = self._trainers = 0
         #: Time without a batch, and how long such times usually are.
         self._gap_s = self._usual_gap_s = 0.0
-        #: The work of the last minute: (time of reading, load).
+        #: The busiest moments of the last minute, (time of reading, load), each busier than all later ones; and since
+        #: when they are noted.
         self._loads: deque[tuple[float, float]] = deque()
+        self._noted_s = 0.0
         self._down_s = -math.inf
         #: How busy workers were when trainers began to wait.
         self._strain = 1.0
@@ -234,12 +179,10 @@ class WorkersWanted:
         elif self._settling_s > 0:
             self._settling_s -= over_s
         elif pace.workers:
-            self._samples.append(_Sample(over_s, pace))
-            while sum(sample.over_s for sample in self._samples) > _JUDGED_S + over_s:
-                self._samples.popleft()
+            self._record.add(pace, over_s)
 
     def _settle(self) -> None:
-        self._samples.clear()
+        self._record.clear()
         self._settling_s = _SETTLE_S
 
     def _has_paused(self, pace: Pace, over_s: float) -> bool:
@@ -252,36 +195,22 @@ class WorkersWanted:
         self._gap_s += over_s
         return self._gap_s > max(_LEAST_GAP_S, _GAPS * self._usual_gap_s)
 
-    def _last(self, over_s: float) -> list[_Sample]:
-        """Return the samples of the last seconds; an empty list if there are not as many seconds."""
-        found, left_s = [], over_s
-        for sample in reversed(self._samples):
-            if left_s <= 1e-9:
-                break
-            found.append(sample)
-            left_s -= sample.over_s
-        return found[::-1] if left_s <= 1e-9 else []
+    def _waits(self, over_s: float) -> bool:
+        """Return whether trainers waited all the time in these last seconds, neither more and more nor less and less."""
+        # Trainers that begin to wait have first read what was in stock: their rate is no measure yet.
+        halves = (self._record.waited(over_s, over_s / 2), self._record.waited(over_s / 2, 0.0))
+        return min(halves) >= max(_SHORT, max(halves) / 2)
 
-    def _waits(self, samples: Sequence[_Sample]) -> bool:
-        """Return whether trainers wait, all the time: in either half of these samples."""
-        half = len(samples) // 2
-        halves = (samples[:half], samples[half:])
-        return all(part and _mean(part, lambda pace: pace.waited) >= _SHORT for part in halves)
-
-    def _is_known(self, samples: Sequence[_Sample]) -> bool:
-        over_s = sum(sample.over_s for sample in samples)
-        return over_s >= _LONGEST_S or sum(sample.pace.read for sample in samples) >= _FEW_BATCHES
-
-    def _look_back(self) -> tuple[_Window, bool] | None:
+    def _look_back(self) -> tuple[PaceMeans, bool] | None:
         """Return the latest means, and whether trainers wait; None if too little is known for that."""
         for over_s in (_EVIDENT_S, _LONGEST_S, _DOUBTFUL_S):
-            samples = self._last(over_s)
-            if not samples:
+            means = self._record.means(over_s)
+            if means is None:
                 return None
-            if self._is_known(samples):
-                window = _window_of(samples)
-                if window.waited < _SHORT or window.waited >= _EVIDENT or over_s == _DOUBTFUL_S:
-                    return window, self._waits(samples)
+            if (means.read >= _FEW_BATCHES or over_s >= _LONGEST_S) and (
+                means.waited < _SHORT or means.waited >= _EVIDENT or over_s >= _DOUBTFUL_S
+            ):
+                return means, self._waits(over_s)
         return None
 
     # --- decisions ---
@@ -290,80 +219,99 @@ class WorkersWanted:
         found = self._look_back()
         if found is None:
             return
-        window, waits = found
-        self._note_load(window, now_s)
+        means, waits = found
+        self._note_load(means, now_s)
         if self.wanted is None:
-            self._begin(window, waits=waits)
+            self._begin(means, waits=waits)
         elif self._step is not None and self._step.wanted > self._step.before:
-            self._judge_up(self._step, window, now_s)
+            self._judge_up(self._step, means, now_s)
         elif self._step is not None:
-            self._judge_down(self._step, window, now_s)
+            self._judge_down(self._step, means, now_s)
         elif waits and self._workers >= self.wanted:
-            self._go_up(window, now_s)
+            self._go_up(means, now_s)
         if self._step is None:
-            self._go_down(window, now_s)
+            self._go_down(means, now_s)
 
-    def _note_load(self, window: _Window, now_s: float) -> None:
+    def _note_load(self, means: PaceMeans, now_s: float) -> None:
         # Waiting that more workers did not end is none that they could end.
-        load = window.busy if self._ceiling.stands(now_s) else window.load
+        load = means.busy if self._ceiling.stands(now_s) else means.load
+        while self._loads and self._loads[-1][1] <= load:
+            self._loads.pop()
         self._loads.append((self._clock_s, load))
         while self._loads[0][0] < self._clock_s - _CALM_S:
             self._loads.popleft()
 
-    def _begin(self, window: _Window, *, waits: bool) -> None:
+    def _note_anew(self) -> None:
+        self._loads.clear()
+        self._noted_s = self._clock_s
+
+    def _begin(self, means: PaceMeans, *, waits: bool) -> None:
         # Trainers that do not wait may not have begun in earnest: their first step is being compiled.
-        self.wanted = self._needed(window) if waits else max(1, self._workers)
+        self.wanted = self._needed(means) if waits else self._workers
+        if self.wanted != self._workers:
+            self._down_s = self._clock_s
+            self._step = _Step(self._workers, self.wanted, means)
 
-    def _needed(self, window: _Window) -> int:
-        most = _MOST_FACTOR * max(1, self._workers)
-        return max(1, min(most, math.ceil(min(window.load, most) / _FULL - 1e-9)))
+    def _needed(self, means: PaceMeans) -> int:
+        # Waiting that may be chance is worth a small step, which the next look corrects.
+        is_evident = means.waited >= _EVIDENT
+        most = _MOST_FACTOR * max(1, self._workers) if is_evident else self._workers + max(1, self._workers // 10)
+        load = min(means.load, most)
+        # First as many as the work itself needs: many jobs need no more, and the next look shows which do.
+        needed = math.ceil(load * (1 - _SHORT / 2) if load > self._workers else load / _FULL)
+        return max(1, min(most, needed))
 
-    def _go_up(self, window: _Window, now_s: float) -> None:
+    def _go_up(self, means: PaceMeans, now_s: float) -> None:
         assert self.wanted is not None
         if self._ceiling.stands(now_s):
             return
-        wanted, fullness = self._needed(window), window.busy / window.workers
-        if wanted <= self._workers and fullness >= _WORTH_A_TRY:
-            wanted = self._workers + max(1, self._workers // 4)
-        if fullness >= _WORTH_A_TRY:
-            self._strain = min(1.0, window.load / window.workers)
+        wanted = self._needed(means)
+        if means.fullness >= _WORTH_A_TRY:
+            self._strain = min(1.0, means.load / means.workers)
+            if wanted <= self._workers:
+                wanted = self._workers + max(1, self._workers // 4)
         if wanted > self.wanted:
+            if self._clock_s - self._down_s < _REGRET_S:
+                self._floor.put(wanted, now_s)
             if wanted > self._workers:
-                self._step = _Step(self._workers, wanted, window)
+                # The later half alone: before that, trainers may have read what was in stock.
+                self._step = _Step(self._workers, wanted, self._record.means(means.over_s / 2) or means)
             self.wanted = wanted
-            self._loads.clear()
+            self._note_anew()
 
-    def _judge_up(self, step: _Step, window: _Window, now_s: float) -> None:
+    def _judge_up(self, step: _Step, means: PaceMeans, now_s: float) -> None:
         """Keep a step up, take it back, or wait for more to judge it by."""
         if self._workers < step.wanted * (1 - _SAME_WORKERS):
             step.since_s = None
+            # Nobody needs them any more: what was wanted may go down again.
+            if means.waited < _SHORT:
+                self._step = None
             return
         step.since_s = self._clock_s if step.since_s is None else step.since_s
-        seen = _window_of(list(self._samples))
+        seen = self._record.means(min(_JUDGED_S, self._record.over_s)) or means
         base = step.base
-        predicted = min(base.rate * window.workers / step.before, base.rate / max(1e-9, 1 - base.waited))
+        predicted = min(base.rate * means.workers / step.before, base.rate / max(1e-9, 1 - base.waited))
         half = base.rate + (predicted - base.rate) / 2
-        doubt = 2 * math.hypot(seen.error, base.error)
+        error = math.hypot(seen.error, base.error)
         is_late = self._clock_s - step.since_s >= _JUDGED_S
-        if window.waited < _SHORT or (predicted > base.rate and seen.rate - doubt >= half):
+        if means.waited < _SHORT or (predicted > base.rate and seen.rate - (0 if is_late else error) >= half):
             self._step = None
-        elif seen.rate + doubt < half or (is_late and not seen.rate):
+        elif (seen.rate + 3 * error < half and seen.read >= _MANY_BATCHES) or (is_late and not seen.rate):
             self._step = None
             worth = step.before * seen.rate / base.rate if base.rate else step.before
             self.wanted = max(step.before, min(step.wanted - 1, round(worth)))
             self._ceiling.put(self.wanted, now_s)
-            self._loads.clear()
+            self._note_anew()
         elif is_late:
             self._step = None
             self._ceiling.put(step.wanted, now_s)
 
-    def _go_down(self, window: _Window, now_s: float) -> None:
+    def _go_down(self, means: PaceMeans, now_s: float) -> None:
         assert self.wanted is not None
-        is_calm = self._clock_s - self._loads[0][0] >= _CALM_S - 2 * _SETTLE_S
-        if not is_calm or self._clock_s - self._down_s < _NEXT_S:
+        if not self._loads or self._clock_s < max(self._noted_s + _CALM_S, self._down_s + _NEXT_S):
             return
         fullest = min(_LOOSE, _LOOSE * self._strain)
-        target = max(1, math.ceil(max(load for _, load in self._loads) / fullest - 1e-9))
+        target = max(1, math.ceil(self._loads[0][1] / fullest - 1e-9))
         if self._floor.stands(now_s):
             target = max(target, self._floor.number)
         if target < self.wanted:
@@ -371,17 +319,17 @@ class WorkersWanted:
             self.wanted = max(target, before - max(1, before // 4))
             self._down_s = self._clock_s
             if self._workers <= before:
-                self._step = _Step(before, self.wanted, window)
+                self._step = _Step(before, self.wanted, means)
 
-    def _judge_down(self, step: _Step, window: _Window, now_s: float) -> None:
+    def _judge_down(self, step: _Step, means: PaceMeans, now_s: float) -> None:
         """Keep a step down, or take it back; it is kept at last if its workers stay."""
         if self._workers > step.wanted:
             self._step = None if self._clock_s - self._down_s >= _NEXT_S else step
             return
         base = step.base
-        doubt = 2 * math.hypot(window.error, base.error)
-        if window.rate + doubt < (1 - _LOSS) * base.rate and window.waited >= max(_SHORT, base.waited):
+        doubt = 2 * math.hypot(means.error, base.error)
+        if means.rate + doubt < (1 - _LOSS) * base.rate and means.waited >= max(_SHORT, base.waited):
             self.wanted = step.before
             self._floor.put(step.before, now_s)
-            self._loads.clear()
+            self._note_anew()
         self._step = None
