@@ -2,8 +2,8 @@
 
 Rules: pure. Trainers of a stream in lockstep wait for each other, so all of them count as waiting as long as the one
 that waited longest. While any trainer is attached to a stream for training, readers of evaluation streams are not
-counted: an evaluation lasts seconds, and more workers would come when it is over. Verifiers count nowhere, because their
-wants yield to those of trainers.
+counted: an evaluation lasts seconds, and more workers would come when it is over. Verifiers count nowhere, because
+their wants yield to those of trainers.
 """
 
 from __future__ import annotations

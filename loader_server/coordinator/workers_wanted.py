@@ -4,8 +4,8 @@ Rules: pure. The number that is needed follows from work: worker-seconds a batch
 times what that rate would grow by without waiting. Waiting counts as far as workers were busy at the same time, because
 trainers that wait while workers are idle wait for something else (a network, their own window).
 
-- Up only while trainers wait, in both halves of the time that is looked at; at once as far as the work says, but at most
-  eightfold. The first number is what the work says, in both directions, if trainers wait; else what is there.
+- Up only while trainers wait, in both halves of the time that is looked at; at once as far as the work says, but at
+  most eightfold. The first number is what the work says, up or down, once trainers read steadily.
 - A step up is judged once its workers are there and have settled. If trainers still wait, and read less than half of
   what was predicted more, it is taken back to what the rate that it brought is worth, and none is tried for five
   minutes; after each further failure for twice as long, for up to an hour.
@@ -32,7 +32,8 @@ __all__ = ["WorkersWanted"]
 
 #: Share of waiting from which trainers are short of data; below it they practically never wait.
 _SHORT = 0.02
-#: From here on a few seconds show that trainers wait; a share closer to `_SHORT` may be chance, and is looked at longer.
+#: From here on a few seconds show that trainers wait; a share closer to `_SHORT` may be chance, and is looked at for
+#: longer.
 _EVIDENT = 0.20
 _EVIDENT_S = 5.0
 _DOUBTFUL_S = 15.0
@@ -47,10 +48,12 @@ _SETTLE_S = 1.5
 #: Workers that may come or go before everything is looked at anew: one in twenty.
 _SAME_WORKERS = 0.05
 
-#: How busy workers may be on the way up and on the way down. The gap between them is what keeps a number from being left
-#: and taken again.
+#: How busy workers may be on the way up and on the way down. The gap between them keeps a number from being left and
+#: taken again.
 _FULL = 0.95
 _LOOSE = 0.85
+#: Workers that are busy for less than this share are idle, whatever trainers wait for.
+_IDLE = 0.5
 #: Most that a step up multiplies the workers by.
 _MOST_FACTOR = 8
 #: Workers that are busy for this share while trainers wait may be the limit although the work does not say so: their
@@ -122,6 +125,8 @@ class WorkersWanted:
         #: Since when no trainer is attached; None if one is.
         self._alone_s: float | None = None
         self._had_trainers = False
+        #: Whether one worker is wanted because nobody was there for long.
+        self._is_forgotten = False
         #: Seconds in which trainers read.
         self._clock_s = 0.0
         #: What was seen since workers or trainers changed, and how much of that is still settling.
@@ -143,7 +148,8 @@ class WorkersWanted:
     def look(self, pace: Pace, now_s: float) -> int | None:
         """Take in what happened since the last look, and return how many workers are wanted now, at least 1.
 
-        Return None as long as nothing is known: at first, and until trainers have read for some seconds.
+        Return None while nothing is known: until the first trainers, or those that came when nobody had been there for
+        long, have read for some seconds.
         """
         over_s, self._looked_s = now_s - (now_s if self._looked_s is None else self._looked_s), now_s
         if self._has_readers(pace, now_s) and over_s > 0:
@@ -156,13 +162,17 @@ class WorkersWanted:
     def _has_readers(self, pace: Pace, now_s: float) -> bool:
         """Return whether trainers are attached; without any for long, want one worker and forget what was learned."""
         if pace.trainers:
-            self._alone_s, self._had_trainers = None, True
+            # What those who come now need is not known yet.
+            self.wanted = None if self._is_forgotten else self.wanted
+            self._alone_s, self._had_trainers, self._is_forgotten = None, True, False
             return True
         self._alone_s = now_s if self._alone_s is None else self._alone_s
         if now_s - self._alone_s >= (_GONE_S if self._had_trainers else _NEVER_CAME_S):
-            alone_s = self._alone_s
-            self.__init__()  # type: ignore[misc]
-            self.wanted, self._alone_s, self._looked_s = 1, alone_s, now_s
+            self._settle()
+            self._note_anew()
+            self.wanted, self._is_forgotten = 1, True
+            self._strain, self._step = 1.0, None
+            self._ceiling, self._floor = _Bar(), _Bar()
         return False
 
     def _take_in(self, pace: Pace, over_s: float) -> None:
@@ -196,7 +206,7 @@ class WorkersWanted:
         return self._gap_s > max(_LEAST_GAP_S, _GAPS * self._usual_gap_s)
 
     def _waits(self, over_s: float) -> bool:
-        """Return whether trainers waited all the time in these last seconds, neither more and more nor less and less."""
+        """Return whether trainers waited all the time in these last seconds, without a trend."""
         # Trainers that begin to wait have first read what was in stock: their rate is no measure yet.
         halves = (self._record.waited(over_s, over_s / 2), self._record.waited(over_s / 2, 0.0))
         return min(halves) >= max(_SHORT, max(halves) / 2)
@@ -207,9 +217,9 @@ class WorkersWanted:
             means = self._record.means(over_s)
             if means is None:
                 return None
-            if (means.read >= _FEW_BATCHES or over_s >= _LONGEST_S) and (
-                means.waited < _SHORT or means.waited >= _EVIDENT or over_s >= _DOUBTFUL_S
-            ):
+            # Idle workers say enough by themselves, however few batches were read.
+            is_known = means.read >= _FEW_BATCHES or over_s >= _LONGEST_S or means.fullness < _IDLE
+            if is_known and (means.waited < _SHORT or means.waited >= _EVIDENT or over_s >= _DOUBTFUL_S):
                 return means, self._waits(over_s)
         return None
 
@@ -246,11 +256,20 @@ class WorkersWanted:
         self._noted_s = self._clock_s
 
     def _begin(self, means: PaceMeans, *, waits: bool) -> None:
-        # Trainers that do not wait may not have begun in earnest: their first step is being compiled.
-        self.wanted = self._needed(means) if waits else self._workers
+        if waits:
+            self.wanted = self._needed(means)
+        elif means.read >= _FEW_BATCHES:
+            self.wanted = min(self._workers, self._enough(means.load))
+        else:
+            # Trainers that read this little may not have begun in earnest: their first step is being compiled.
+            self.wanted = self._workers
         if self.wanted != self._workers:
             self._down_s = self._clock_s
             self._step = _Step(self._workers, self.wanted, means)
+
+    def _enough(self, load: float) -> int:
+        """Return how many workers have room to spare at this load."""
+        return max(1, math.ceil(load / (_LOOSE * self._strain) - 1e-9))
 
     def _needed(self, means: PaceMeans) -> int:
         # Waiting that may be chance is worth a small step, which the next look corrects.
@@ -310,8 +329,7 @@ class WorkersWanted:
         assert self.wanted is not None
         if not self._loads or self._clock_s < max(self._noted_s + _CALM_S, self._down_s + _NEXT_S):
             return
-        fullest = min(_LOOSE, _LOOSE * self._strain)
-        target = max(1, math.ceil(self._loads[0][1] / fullest - 1e-9))
+        target = self._enough(self._loads[0][1])
         if self._floor.stands(now_s):
             target = max(target, self._floor.number)
         if target < self.wanted:

@@ -24,7 +24,7 @@ import sys, time
 import trainer_client
 
 endpoint, path, step_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
-with trainer_client.connect(endpoint, stream="train") as feed, open(path, "a", buffering=1) as file:
+with trainer_client.connect(endpoint, stream="train", shared_memory=False) as feed, open(path, "a", buffering=1) as file:
     while True:
         for batch in feed:
             time.sleep(step_s)
@@ -96,7 +96,7 @@ def test_a_job_behind_a_slow_network_leaves_its_workers_to_one_that_they_help(tm
     slow = ("tests.support.transforms:waits", "logmel")
     with hosts(2) as (loaders, far):
         far.plug_in()
-        loaders.limit("2mbit")
+        loaders.limit("2mbit", burst="16kb")
 
         alone = make(tmp_path / "alone", "building", budget="2 s", transforms=slow, job=BEATS)
         machine = _Machine(loaders, alone, workers=3)
@@ -109,9 +109,9 @@ def test_a_job_behind_a_slow_network_leaves_its_workers_to_one_that_they_help(tm
         sending = make(tmp_path, "sending", transforms=("logmel",), job=BEATS)
         machine = _Machine(loaders, building, sending, workers=4)
         assert machine.shares() == {"building": 2, "sending": 2}
-        began_s = time.monotonic()
-        behind = _Reader(far, machine.endpoint_of(sending), tmp_path, "behind", 0.1)
+        behind = _Reader(far, machine.endpoint_of(sending), tmp_path, "behind", 0.001)
         beside = _Reader(loaders, machine.endpoint_of(building), tmp_path, "beside", 0.001)
+        began_s = time.monotonic()
         wait_until(lambda: machine.shares() == {"building": 3, "sending": 1}, "its workers move", 60)
         moved_s = time.monotonic() - began_s
         got = beside.rate(began_s + 15, 20)

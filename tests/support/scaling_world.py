@@ -1,8 +1,8 @@
 """A small world of queues for the number of workers: builds, a wire, windows and steps, in simulated time.
 
 Trainers have up to `window` batches asked for or ready. Workers build one at a time, first come first served; built
-batches cross one wire, one after the other. `run` looks at the rule twice a second and carries out what it wants: workers
-come `comes_after_s` later, within the bounds, and go as soon as they have built what they have in hand.
+batches cross one wire, one after the other. `run` looks at the rule twice a second and carries out what it wants:
+workers come `comes_after_s` later, within the bounds, and go as soon as they have built what they have in hand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 
 from loader_server.coordinator.pace_record import Pace
 from loader_server.coordinator.workers_wanted import WorkersWanted
@@ -82,8 +82,8 @@ class ScalingWorld:
     @property
     def reversals(self) -> int:
         """How often a change went the other way than the one before."""
-        steps = [after - before for before, after in zip(self.numbers, self.numbers[1:], strict=False)]
-        return sum(first * second < 0 for first, second in zip(steps, steps[1:], strict=False))
+        steps = [after - before for before, after in pairwise(self.numbers)]
+        return sum(first * second < 0 for first, second in pairwise(steps))
 
     def waiting(self, over_s: float) -> float:
         """Run on, and return the share of that time which trainers waited."""
@@ -111,6 +111,10 @@ class ScalingWorld:
         self._idle -= idle
         self._count_busy()
         self.building -= workers - idle
+
+    def comes_again(self) -> None:
+        """Start as many workers as were lost."""
+        self._fit()
 
     def forget(self) -> None:
         """Let the coordinator begin anew."""
