@@ -146,8 +146,8 @@ class BuildThread:
         self._wake = wake
         #: Submitted builds; None, which `close` puts there, ends the thread.
         self._builds: SimpleQueue[Build | None] = SimpleQueue()
-        #: How long the thread has had no build in hand, and since when it has none; replaced as a whole, as the poll loop
-        #: reads it.
+        #: How long the thread has had no build in hand, and since when it has none; replaced as a whole, because the
+        #: poll loop reads it.
         self._idle: tuple[float, float | None] = (0.0, None)
         self._began_s = time.monotonic()
         #: Builds taken from the queue, whose samples are being read or have been.

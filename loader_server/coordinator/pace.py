@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loader_server.coordinator.pace_record import Pace
+from loader_server.coordinator.pace_record import JobPace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ class PaceMeter:
 
     def look(
         self, streams: Iterable[StreamTrainers], workers: Iterable[RegisteredWorker], since_s: float, now_s: float
-    ) -> Pace:
+    ) -> JobPace:
         """Return what was done since the last look; workers that were last heard before `since_s` are not there.
 
         A trainer's first heartbeat only says where its count begins. All numbers are 0 if there is nobody.
@@ -45,7 +45,7 @@ class PaceMeter:
         counted = training or counted
         read = sum(self._take_read(counted, now_s))
         shares = [share for stream in counted for share in self._waits(stream, now_s)]
-        return Pace(
+        return JobPace(
             workers=len(there),
             busy=min(float(len(there)), sum(worker.busy for worker in there)),
             trainers=sum(len(stream.trainers) for stream in counted),

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-__all__ = ["Pace", "PaceMeans", "PaceRecord"]
+__all__ = ["JobPace", "PaceMeans", "PaceRecord"]
 
 #: Entries from which old ones are dropped, half of them at a time.
 _MOST_ENTRIES = 256
@@ -19,7 +19,7 @@ _ROUNDING_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class JobPace:
     """What workers and trainers did since the last look."""
 
     #: Workers that are there, on all hosts.
@@ -85,7 +85,7 @@ class PaceRecord:
         """Drop everything."""
         self._times_s, self._sums = [0.0], [(0.0,) * 8]
 
-    def add(self, pace: Pace, over_s: float) -> None:
+    def add(self, pace: JobPace, over_s: float) -> None:
         """Add what happened in the next `over_s` seconds; there has to be a worker."""
         workers, busy, waited, owed, read, squared, timed, seconds = self._sums[-1]
         self._times_s.append(self._times_s[-1] + over_s)

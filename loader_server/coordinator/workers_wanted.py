@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from loader_server.coordinator.pace_record import PaceRecord
 
 if TYPE_CHECKING:
-    from loader_server.coordinator.pace_record import Pace, PaceMeans
+    from loader_server.coordinator.pace_record import JobPace, PaceMeans
 
 __all__ = ["WorkersWanted"]
 
@@ -86,7 +86,7 @@ _GAPS = 5.0
 
 
 @dataclass(slots=True)
-class _Step:
+class _UnjudgedStep:
     """A change of the number that is not judged yet."""
 
     before: int
@@ -142,10 +142,10 @@ class WorkersWanted:
         self._down_s = -math.inf
         #: How busy workers were when trainers began to wait.
         self._strain = 1.0
-        self._step: _Step | None = None
+        self._step: _UnjudgedStep | None = None
         self._ceiling, self._floor = _Bar(), _Bar()
 
-    def look(self, pace: Pace, now_s: float) -> int | None:
+    def look(self, pace: JobPace, now_s: float) -> int | None:
         """Take in what happened since the last look, and return how many workers are wanted now, at least 1.
 
         Return None while nothing is known: until the first trainers, or those that came when nobody had been there for
@@ -159,7 +159,7 @@ class WorkersWanted:
 
     # --- what is looked at ---
 
-    def _has_readers(self, pace: Pace, now_s: float) -> bool:
+    def _has_readers(self, pace: JobPace, now_s: float) -> bool:
         """Return whether trainers are attached; without any for long, want one worker and forget what was learned."""
         if pace.trainers:
             # What those who come now need is not known yet.
@@ -175,7 +175,7 @@ class WorkersWanted:
             self._ceiling, self._floor = _Bar(), _Bar()
         return False
 
-    def _take_in(self, pace: Pace, over_s: float) -> None:
+    def _take_in(self, pace: JobPace, over_s: float) -> None:
         self._clock_s += over_s
         if pace.trainers != self._trainers or abs(pace.workers - self._workers) > _SAME_WORKERS * self._workers:
             # A step is judged by the rate of the same trainers.
@@ -195,7 +195,7 @@ class WorkersWanted:
         self._record.clear()
         self._settling_s = _SETTLE_S
 
-    def _has_paused(self, pace: Pace, over_s: float) -> bool:
+    def _has_paused(self, pace: JobPace, over_s: float) -> bool:
         """Return whether trainers do something else than reading: no batch for long, and nobody waits."""
         if pace.read or pace.waited >= _SHORT:
             if self._gap_s:
@@ -212,7 +212,7 @@ class WorkersWanted:
         return min(halves) >= max(_SHORT, max(halves) / 2)
 
     def _look_back(self) -> tuple[PaceMeans, bool] | None:
-        """Return the latest means, and whether trainers wait; None if too little is known for that."""
+        """Return the latest means, and whether trainers wait; None if too little was seen."""
         for over_s in (_EVIDENT_S, _LONGEST_S, _DOUBTFUL_S):
             means = self._record.means(over_s)
             if means is None:
@@ -265,7 +265,7 @@ class WorkersWanted:
             self.wanted = self._workers
         if self.wanted != self._workers:
             self._down_s = self._clock_s
-            self._step = _Step(self._workers, self.wanted, means)
+            self._step = _UnjudgedStep(self._workers, self.wanted, means)
 
     def _enough(self, load: float) -> int:
         """Return how many workers have room to spare at this load."""
@@ -294,11 +294,11 @@ class WorkersWanted:
                 self._floor.put(wanted, now_s)
             if wanted > self._workers:
                 # The later half alone: before that, trainers may have read what was in stock.
-                self._step = _Step(self._workers, wanted, self._record.means(means.over_s / 2) or means)
+                self._step = _UnjudgedStep(self._workers, wanted, self._record.means(means.over_s / 2) or means)
             self.wanted = wanted
             self._note_anew()
 
-    def _judge_up(self, step: _Step, means: PaceMeans, now_s: float) -> None:
+    def _judge_up(self, step: _UnjudgedStep, means: PaceMeans, now_s: float) -> None:
         """Keep a step up, take it back, or wait for more to judge it by."""
         if self._workers < step.wanted * (1 - _SAME_WORKERS):
             step.since_s = None
@@ -337,9 +337,9 @@ class WorkersWanted:
             self.wanted = max(target, before - max(1, before // 4))
             self._down_s = self._clock_s
             if self._workers <= before:
-                self._step = _Step(before, self.wanted, means)
+                self._step = _UnjudgedStep(before, self.wanted, means)
 
-    def _judge_down(self, step: _Step, means: PaceMeans, now_s: float) -> None:
+    def _judge_down(self, step: _UnjudgedStep, means: PaceMeans, now_s: float) -> None:
         """Keep a step down, or take it back; it is kept at last if its workers stay."""
         if self._workers > step.wanted:
             self._step = None if self._clock_s - self._down_s >= _NEXT_S else step

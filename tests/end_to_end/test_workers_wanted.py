@@ -1,4 +1,4 @@
-"""The number of workers that a job wants, with real processes: two jobs on one machine, one of them behind a slow network."""
+"""The number of workers that a job wants, with real processes: two jobs on a machine, one behind a slow network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ import sys, time
 import trainer_client
 
 endpoint, path, step_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
-with trainer_client.connect(endpoint, stream="train", shared_memory=False) as feed, open(path, "a", buffering=1) as file:
+feed = trainer_client.connect(endpoint, stream="train", shared_memory=False)
+with feed, open(path, "a", buffering=1) as file:
     while True:
         for batch in feed:
             time.sleep(step_s)

@@ -127,7 +127,7 @@ def keys(*identities: str, stream: str = "train") -> tuple[int, ...]:
     return tuple(sorted(digest64(f"{stream}\0{identity}".encode()) for identity in identities))
 
 
-def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1) -> m.Beat:
+def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1, busy_us: int = 10) -> m.Beat:
     return m.Beat(
         worker=name,
         incarnation=incarnation,
@@ -141,7 +141,7 @@ def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1) -> m.Beat:
         remote_bytes=7 * 2**20,
         remote_found=8,
         remote_waited=9,
-        busy_us=10,
+        busy_us=busy_us,
         culprits=culprits,
     )
 

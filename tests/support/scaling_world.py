@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
-from loader_server.coordinator.pace_record import Pace
+from loader_server.coordinator.pace_record import JobPace
 from loader_server.coordinator.workers_wanted import WorkersWanted
 
 __all__ = ["ScalingWorld"]
@@ -187,7 +187,7 @@ class ScalingWorld:
         trainers = len(self._fleet)
         # Thousandths, as on the wire.
         waited = round(1000 * max(0.0, waited_s) / LOOK_S / trainers) / 1000 if trainers else 0.0
-        pace = Pace(workers=self.there, busy=busy_s / LOOK_S, trainers=trainers, read=int(read), waited=waited)
+        pace = JobPace(workers=self.there, busy=busy_s / LOOK_S, trainers=trainers, read=int(read), waited=waited)
         wanted = self.rule.look(pace, self.now_s)
         if wanted is not None and (not self.history or self.history[-1][1] != wanted):
             self.history.append((self.now_s, wanted))

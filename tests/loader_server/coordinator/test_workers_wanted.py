@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.coordinator.pace_record import Pace
+from loader_server.coordinator.pace_record import JobPace
 from loader_server.coordinator.workers_wanted import WorkersWanted
 from tests.support.scaling_world import ScalingWorld
 
@@ -132,7 +132,7 @@ def test_a_slow_store_is_not_asked_by_more_workers_than_help() -> None:
 
 def test_a_job_that_gets_no_batch_at_all_keeps_one_worker() -> None:
     rule = WorkersWanted()
-    numbers = [rule.look(Pace(workers=1, busy=0.2, trainers=1, read=0, waited=1.0), at / 2) for at in range(400)]
+    numbers = [rule.look(JobPace(workers=1, busy=0.2, trainers=1, read=0, waited=1.0), at / 2) for at in range(400)]
     assert set(numbers) == {None, 1}
 
 
@@ -140,7 +140,7 @@ def test_a_first_build_that_takes_minutes_is_no_reason_for_more_than_one_try() -
     rule = WorkersWanted()
     workers, numbers = 1, []
     for at in range(600):
-        numbers.append(rule.look(Pace(workers=workers, busy=workers, trainers=1, read=0, waited=1.0), at / 2))
+        numbers.append(rule.look(JobPace(workers=workers, busy=workers, trainers=1, read=0, waited=1.0), at / 2))
         workers = numbers[-1] or workers
     assert set(numbers) == {None, 1, 8}
     assert numbers[-1] == 1
@@ -236,13 +236,13 @@ def test_half_of_the_trainers_leave() -> None:
 def test_a_trainer_that_waits_in_vain_beside_others_does_not_turn_the_number() -> None:
     rule = WorkersWanted()
     for at in range(100):
-        rule.look(Pace(workers=4, busy=3.8, trainers=2, read=10, waited=0.01), at / 2)
+        rule.look(JobPace(workers=4, busy=3.8, trainers=2, read=10, waited=0.01), at / 2)
     assert rule.wanted == 4
 
 
-def pace(**other: float) -> Pace:
+def pace(**other: float) -> JobPace:
     fields = {"workers": 4, "busy": 1.0, "trainers": 1, "read": 20, "waited": 0.0}
-    return Pace(**{**fields, **other})  # type: ignore[arg-type]
+    return JobPace(**{**fields, **other})  # type: ignore[arg-type]
 
 
 def test_nothing_is_known_until_trainers_have_read_for_some_seconds() -> None:
