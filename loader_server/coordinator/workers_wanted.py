@@ -6,7 +6,7 @@ trainers that wait while workers are idle wait for something else (a network, th
 
 - Up only while trainers wait, in both halves of the time that is looked at; at once as far as the work says, but at
   most eightfold. The first number is what the work says, up or down, once trainers read steadily.
-- A step up is judged once its workers are there and have settled. If trainers still wait, and read less than half of
+- A step up is judged once workers of it are there and have settled. If trainers still wait, and read less than half of
   what was predicted more, it is taken back to what the rate that it brought is worth, and none is tried for five
   minutes; after each further failure for twice as long, for up to an hour.
 - Down slowly: a quarter at a time, at least one, once the busiest moment of the last minute of reading would have left
@@ -60,7 +60,8 @@ _MOST_FACTOR = 8
 #: sockets are, for example. One step tries it.
 _WORTH_A_TRY = 0.6
 
-#: How long a step up is judged if its effect lies within the noise; after that it stays, and no other is tried.
+#: How long a step up is judged at most. One that promised less than chance brings or takes stays, and no other is tried
+#: for as long as after a failure.
 _JUDGED_S = 30.0
 #: Pause after a step that did not help, which doubles with each further one.
 _PAUSE_S = 300.0
@@ -239,6 +240,8 @@ class WorkersWanted:
             self._judge_down(self._step, means, now_s)
         elif waits and self._workers >= self.wanted:
             self._go_up(means, now_s)
+        elif self._workers > self.wanted:
+            self._keep(means)
         if self._step is None:
             self._go_down(means, now_s)
 
@@ -298,13 +301,23 @@ class WorkersWanted:
             self.wanted = wanted
             self._note_anew()
 
+    def _keep(self, means: PaceMeans) -> None:
+        """Want workers that nobody asked for, if they are there and have work: without them trainers would wait."""
+        assert self.wanted is not None
+        if means.load * (1 - _SHORT / 2) > self.wanted:
+            self.wanted = min(self._workers, math.ceil(means.load / _FULL))
+            self._note_anew()
+
     def _judge_up(self, step: _UnjudgedStep, means: PaceMeans, now_s: float) -> None:
-        """Keep a step up, take it back, or wait for more to judge it by."""
-        if self._workers < step.wanted * (1 - _SAME_WORKERS):
+        """Keep a step up, take it back, or wait for more to judge it by.
+
+        As long as only some of its workers are there it can fail, but not succeed.
+        """
+        if means.waited < _SHORT:
+            self._step = None
+            return
+        if self._workers <= step.before:
             step.since_s = None
-            # Nobody needs them any more: what was wanted may go down again.
-            if means.waited < _SHORT:
-                self._step = None
             return
         step.since_s = self._clock_s if step.since_s is None else step.since_s
         seen = self._record.means(min(_JUDGED_S, self._record.over_s)) or means
@@ -313,17 +326,24 @@ class WorkersWanted:
         half = base.rate + (predicted - base.rate) / 2
         error = math.hypot(seen.error, base.error)
         is_late = self._clock_s - step.since_s >= _JUDGED_S
-        if means.waited < _SHORT or (predicted > base.rate and seen.rate - (0 if is_late else error) >= half):
-            self._step = None
-        elif (seen.rate + 3 * error < half and seen.read >= _MANY_BATCHES) or (is_late and not seen.rate):
-            self._step = None
-            worth = step.before * seen.rate / base.rate if base.rate else step.before
-            self.wanted = max(step.before, min(step.wanted - 1, round(worth)))
-            self._ceiling.put(self.wanted, now_s)
-            self._note_anew()
-        elif is_late:
+        is_all_there = self._workers >= step.wanted * (1 - _SAME_WORKERS)
+        has_failed_early = seen.rate + 3 * error < half and seen.read >= _MANY_BATCHES
+        if predicted > base.rate and seen.rate - (0 if is_late else error) >= half:
+            self._step = None if is_all_there else step
+        elif has_failed_early or (is_late and (half - base.rate >= error or not seen.rate)):
+            self._take_back(step, seen, now_s)
+        elif is_late and is_all_there:
+            # What it promised is less than chance.
             self._step = None
             self._ceiling.put(step.wanted, now_s)
+
+    def _take_back(self, step: _UnjudgedStep, seen: PaceMeans, now_s: float) -> None:
+        """Take a step up back to what the rate that it brought is worth, and try none for a while."""
+        worth = step.before * seen.rate / step.base.rate if step.base.rate else step.before
+        self._step = None
+        self.wanted = max(step.before, min(step.wanted - 1, round(worth)))
+        self._ceiling.put(self.wanted, now_s)
+        self._note_anew()
 
     def _go_down(self, means: PaceMeans, now_s: float) -> None:
         assert self.wanted is not None
