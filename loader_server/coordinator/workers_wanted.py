@@ -365,8 +365,13 @@ class WorkersWanted:
             self._step = None if self._clock_s - self._down_s >= _NEXT_S else step
             return
         base = step.base
-        doubt = 2 * math.hypot(means.error, base.error)
-        if means.rate + doubt < (1 - _LOSS) * base.rate and means.waited >= max(_SHORT, base.waited):
+        seen = self._record.means(min(_JUDGED_S, self._record.over_s)) or means
+        if seen.read < _MANY_BATCHES and seen.over_s < _LONGEST_S:
+            return
+        # By the number of batches, too: few of them may come in any second, whatever the workers do.
+        chance = math.hypot(math.sqrt(seen.read) / seen.over_s, math.sqrt(base.read) / base.over_s)
+        doubt = 3 * max(chance, math.hypot(seen.error, base.error))
+        if seen.rate + doubt < (1 - _LOSS) * base.rate and seen.waited >= max(_SHORT, base.waited):
             self.wanted = step.before
             self._floor.put(step.before, now_s)
             self._note_anew()
