@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -315,7 +314,6 @@ def run_coordinator(options: argparse.Namespace) -> int:
         from loader_server.job_file import read_job
         from loader_server.machine.processes import send_facts
         from loader_server.machine.served_job import DRAIN_SIGNAL, END_SIGNAL
-        from loader_server.machine.worker_shares import demand_of
         from shared.endpoints import check_endpoint
         from shared.keys import ServerKeys
         from shared.metrics.server import MetricsServer
@@ -337,7 +335,8 @@ def run_coordinator(options: argparse.Namespace) -> int:
         probes=coordinator.probes(job.settings.build_timeout_s),
     ) as served:
         send_facts(options.ready_fd, endpoint=coordinator.endpoint, metrics=served.address)
-        coordinator.run(lambda report: send_facts(options.ready_fd, **asdict(demand_of(report)), ends=report["ends"]))
+        reported = ("workers_wanted", "ends")
+        coordinator.run(lambda report: send_facts(options.ready_fd, **{key: report[key] for key in reported}))
     return 0
 
 

@@ -61,6 +61,11 @@ WORKERS = _coordinator.gauge(
     "Workers that are registered and have been heard of late.",
     "If fewer than were started, read the supervisor's log for one that dies.",
 )
+WORKERS_WANTED = _coordinator.gauge(
+    "stoker_workers_wanted",
+    "Workers on all hosts that the job could use; absent until trainers have read for some seconds.",
+    "Above stoker_workers for minutes: trainers wait for data that more workers would bring; start some.",
+)
 WORKER_SILENT = _coordinator.gauge(
     "stoker_worker_silent_seconds",
     "Time since a worker's last heartbeat; one is due each quarter of heartbeat_timeout_s.",
@@ -313,12 +318,18 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
         WORKERS: len(report["workers"]),
     }
     yield from map(MetricSamples.single, numbers, numbers.values())
+    yield MetricSamples(WORKERS_WANTED, _some_number(report["workers_wanted"]))
     yield MetricSamples(WORKER_SILENT, _silent(report["workers"]))
     views = coordinator.streams
     yield _by_stream(SAMPLES, views, lambda view: view.samples)
     yield _by_pair(LEFT_OUT, {name: view.left_out for name, view in views.items()})
     yield from _streams(report["streams"], report["culprits"])
     yield from _connection_metrics(coordinator.doors, coordinator.guard)
+
+
+def _some_number(number: float | None) -> Values:
+    """Return the one value of a metric without labels; none for None."""
+    return {} if number is None else {(): number}
 
 
 def _silent(workers: list[dict[str, Any]]) -> Values:

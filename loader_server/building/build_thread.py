@@ -146,6 +146,10 @@ class BuildThread:
         self._wake = wake
         #: Submitted builds; None, which `close` puts there, ends the thread.
         self._builds: SimpleQueue[Build | None] = SimpleQueue()
+        #: How long the thread has had no build in hand, and since when it has none; replaced as a whole, because the
+        #: poll loop reads it.
+        self._idle: tuple[float, float | None] = (0.0, None)
+        self._began_s = time.monotonic()
         #: Builds taken from the queue, whose samples are being read or have been.
         self._at_hand: deque[Build | None] = deque()
         #: How many more reads begin before one is waited for again.
@@ -161,6 +165,14 @@ class BuildThread:
         """Whether `load` is below its limit, which is 4 to 16 builds: more, the quicker builds usually are."""
         # Twice as many as are built while outcomes are held back: the poll loop submits more only when it is woken.
         return self.load < min(max(_AHEAD, int(2 * self._hold_s / self._usual_s)), _MOST_AHEAD)
+
+    def busy_s(self) -> float:
+        """Return how long the thread has had a build in hand since its start, waits for the build's samples included.
+
+        Looking now and then whether another worker has finished a batch counts as idle.
+        """
+        now_s, (idle_s, since_s) = time.monotonic(), self._idle
+        return max(0.0, now_s - self._began_s - idle_s - (0.0 if since_s is None else now_s - since_s))
 
     def submit(self, build: Build) -> None:
         """Queue a build for its turn and raise `load`; set `reads` if preparing it has to be left to a reader."""
@@ -203,7 +215,7 @@ class BuildThread:
         """
         try:
             while not self._at_hand:
-                self._take_in(self._builds.get(timeout=_LOOK_S if self._elsewhere else None))
+                self._take_in(self._wait_for_build())
             # Take in all builds that have come, so that readers work on the later ones while the first is built.
             while not self._builds.empty():
                 self._take_in(self._builds.get_nowait())
@@ -213,6 +225,15 @@ class BuildThread:
         if build is not None:
             self._take_turn(build)
         return build is not None
+
+    def _wait_for_build(self) -> Build | None:
+        """Return the next build from the queue, None at its end; raise Empty once postponed builds are due a look."""
+        idle_s, began_s = self._idle[0], time.monotonic()
+        self._idle = (idle_s, began_s)
+        try:
+            return self._builds.get(timeout=_LOOK_S if self._elsewhere else None)
+        finally:
+            self._idle = (idle_s + time.monotonic() - began_s, None)
 
     def _take_in(self, build: Build | None) -> None:
         """Put the build at hand; if it has to be read, have a reader prepare it, and wait a moment for it.

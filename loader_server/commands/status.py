@@ -273,10 +273,17 @@ def _about_workers(report: dict[str, Any]) -> Iterator[str]:
         yield "worker {worker} {extent}: {where}: expected {expected}, got {got}. {remedy}".format(
             extent=extent, **failing
         )
+    if report["workers_wanted"] is not None:
+        yield _wanted(len(report["workers"]) + report["cut"].get("workers", 0), report["workers_wanted"])
     taken = sum(worker["taken"] for worker in report["workers"])
     if taken:
         built = sum(worker["built"] for worker in report["workers"])
         yield f"share: {taken} of the {built} batches that these workers pushed had been built by others"
+
+
+def _wanted(there: int, wanted: int) -> str:
+    is_there = "1 is" if there == 1 else f"{there} are"
+    return f"workers: {is_there} there, {'1 is' if wanted == 1 else f'{wanted} are'} wanted"
 
 
 def _failures(stream: str, work: str, table: dict[str, Any]) -> Iterator[str]:

@@ -50,6 +50,7 @@ from loader_server.coordinator.events import (
     Warn,
     WorldNamed,
 )
+from loader_server.coordinator.pace import PaceMeter
 from loader_server.coordinator.report import stream_report, text_of, worker_report
 from loader_server.coordinator.sent_graphs import NO_GRAPH, Graphs
 from loader_server.coordinator.streams.elastic_worlds import Worlds
@@ -58,6 +59,7 @@ from loader_server.coordinator.streams.stream_trainers import COUNTING_MS, Attac
 from loader_server.coordinator.streams.verifiers import Verifiers
 from loader_server.coordinator.streams.world_rules import WorldRules
 from loader_server.coordinator.workers import Workers
+from loader_server.coordinator.workers_wanted import WorkersWanted
 from loader_server.leases.lease_book import BookAdvanced, LeaseFact
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
@@ -71,10 +73,6 @@ if TYPE_CHECKING:
     from shared.wire.message_parts import Cursor
 
 __all__ = ["CoordinatorState"]
-
-#: Reports of failing workers are forgotten after this long; a worker that still fails is restarted and reports again
-#: within seconds.
-_FAILING_S = 60.0
 
 
 class CoordinatorState:
@@ -101,6 +99,7 @@ class CoordinatorState:
         )  # fmt: skip
         self.ending = Ending(self._streams, self.queues, timeout_s=self._timeout_s)
         self.verifiers = Verifiers(settings.job, self._streams, self._grant, group=settings.group)
+        self._pace, self._wanted = PaceMeter(), WorkersWanted()
         self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
         self.counts = Counts()
 
@@ -396,7 +395,7 @@ class CoordinatorState:
         if worker is None or worker.peer != peer:
             self._out.append(Send(peer, objections.unknown_worker()))
             return
-        worker.heard_s, worker.beat = now_s, beat
+        worker.hear(beat, now_s)
         culprits = self._convictions.message
         self._out.append(Send(peer, culprits if beat.culprits != culprits.version else m.Noted()))
 
@@ -458,13 +457,15 @@ class CoordinatorState:
         self.counts.workers_gone += gone
         if gone:
             self._send_members()
-        self._workers.forget_failing(now_s - _FAILING_S)
+        self._workers.forget_failing(now_s)
         for stream in self._streams.values():
             stream.remove_silent(since_s)
         self.verifiers.remove_silent(since_s)
         self._out += self.ending.agree(now_s)
         self.queues.tick(now_s)
         self._out += self._worlds.tick(now_s)
+        heard_s = now_s - self._timeout_s
+        self._wanted.look(self._pace.look(self._streams.values(), self._workers.sorted(), heard_s, now_s), now_s)
 
     def _answer_status(self, peer: bytes, _query: m.StatusQuery, now_s: float) -> None:
         self._out.append(Send(peer, m.Status(report=text_of(self.report(now_s)))))
@@ -475,6 +476,7 @@ class CoordinatorState:
             "job": self._settings.job,
             "streams": {name: self._stream_report(name, stream, now_s) for name, stream in self._streams.items()},
             "workers": [worker_report(worker, now_s) for worker in self._workers.sorted()],
+            "workers_wanted": self._wanted.wanted,
             "failing": self._workers.failing_report(),
             "culprits": self._convictions.report(),
             "ends": self.ending.report(),

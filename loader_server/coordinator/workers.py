@@ -27,6 +27,9 @@ _MOST_BYTES = 3 * 2**18
 #: Limit of failing workers that are remembered, and the least time between two announcements of the same one.
 _MOST_FAILING = 256
 _FAILING_PAUSE_S = 0.5
+#: Reports of failing workers are forgotten after this long; a worker that still fails is restarted and reports again
+#: within seconds.
+_FAILING_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +42,16 @@ class RegisteredWorker:
     #: Address of its metrics as seen from other hosts; empty if there is none.
     metrics: str = ""
     beat: m.Beat | None = None
+    #: Share of the time between its last two heartbeats in which it had a batch to build.
+    busy: float = 0.0
+    _beat_s: float = 0.0
+
+    def hear(self, beat: m.Beat, now_s: float) -> None:
+        """Take in a heartbeat; the first gives no share of busy time."""
+        if self.beat is not None and now_s > self._beat_s:
+            # More than the whole of it, if this one was late and the last one was not: the mean of several is right.
+            self.busy = max(0.0, (beat.busy_us - self.beat.busy_us) / 1e6 / (now_s - self._beat_s))
+        self.heard_s, self.beat, self._beat_s = now_s, beat, now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +188,9 @@ class Workers:
         self._failing[failing.worker] = FailingWorker(failing, now_s, self.speaks(peer))
         return True
 
-    def forget_failing(self, since_s: float) -> None:
-        """Forget reports older than this time: nobody restarts those workers any more."""
+    def forget_failing(self, now_s: float) -> None:
+        """Forget reports that are older than a minute: nobody restarts those workers any more."""
+        since_s = now_s - _FAILING_S
         self._failing = {name: failing for name, failing in self._failing.items() if failing.announced_s >= since_s}
 
     def remove_silent(self, since_s: float) -> int:

@@ -33,7 +33,7 @@ from loader_server.machine.served_job import (
     make_job,
     refuse_conflicts,
 )
-from loader_server.machine.worker_shares import Demand, Shares, divide
+from loader_server.machine.worker_shares import Shares, divide
 from loader_server.sharing.shelf import make_shelf
 from shared.commands import LONGEST_WAIT_S
 from shared.errors import MachineError, RefusedError, StokerError
@@ -410,8 +410,8 @@ class Supervisor:
         job.hear(child, report, now_s)
         if "endpoint" in report:
             self.log.info("ready", child=child.name, endpoint=child.listen, pid=child.pid, job=job.name)
-        elif child is job.coordinator and isinstance(report.get("busy"), int):
-            self._shares.hear(job.name, Demand(waits=bool(report.get("waits")), busy=report["busy"]))
+        elif child is job.coordinator and isinstance(report.get("workers_wanted"), int):
+            self._shares.hear(job.name, report["workers_wanted"])
 
     def _replace(self, job: ServedJob, child: Child, code: int, now_s: float, *, was_serving: bool) -> None:
         """Decide what follows the end of a child that was not told to end.

@@ -410,6 +410,7 @@ class Worker:
             remote_bytes=self.remote_counts.fetched_bytes,
             remote_found=self.remote_counts.found,
             remote_waited=self.remote_counts.waited,
+            busy_us=int(1e6 * self._thread.busy_s()),
             culprits=self._registration.membership.culprits,
         )
         return load

@@ -79,6 +79,7 @@ _HEALTH = Row(
             about="Workers and trainers as the coordinator knows them, and processes whose metrics can be scraped.",
             queries=(
                 Query('stoker_workers{job="$job"}', "workers"),
+                Query('stoker_workers_wanted{job="$job"}', "workers wanted"),
                 Query('stoker_trainers{job="$job"}', "trainers of {{stream}}"),
                 Query('sum by (role) (up{job="$job"})', "{{role}} processes"),
             ),

@@ -198,6 +198,7 @@ class Progress(Message):
     read_epoch: int = wire(EPOCH)
     read_number: int = wire(COUNT)
     waited_permille: int = wire(SHARE)
+    batches_read: int = wire(COUNT)
     members: int = wire(ID)
 
 
@@ -282,6 +283,7 @@ class Beat(Message):
     remote_bytes: int = wire(COUNT)
     remote_found: int = wire(COUNT)
     remote_waited: int = wire(COUNT)
+    busy_us: int = wire(COUNT)
     culprits: int = wire(ID)
 
 

@@ -72,7 +72,7 @@ class _Worker:
         self.beat = self._make_beat(culprits.version)
 
     def _make_beat(self, culprits: int) -> bytes:
-        counts = dict.fromkeys(("waiting", "building", "masked", "kept", "taken"), 0)
+        counts = dict.fromkeys(("waiting", "building", "masked", "kept", "taken", "busy_us"), 0)
         remote = dict.fromkeys(("remote_bytes", "remote_found", "remote_waited"), 0)
         beat = m.Beat(
             worker=self.name, incarnation=self.incarnation, built=99, decoded=99, culprits=culprits, **counts, **remote

@@ -117,7 +117,6 @@ def test_one_job_that_crashes_every_worker_takes_no_more_than_its_share_from_the
         assert bad_endpoint in said
 
         with running(alone, workers=2) as others, reading(bad_endpoint), meanwhile(beside):
-            wait_until(lambda: shares(good) == {"good": 2, "bad": 2}, "both have equal shares", 60)
             peer = Epochs(others.endpoint)
             with meanwhile(peer):
                 wait_until(lambda: peer.count, "both read")
@@ -130,6 +129,7 @@ def test_one_job_that_crashes_every_worker_takes_no_more_than_its_share_from_the
 
                 wait_until(keeps_up, "it reads as much as two workers alone make", 120)
             wait_until(lambda: loaders.text().count('"cause": "signal SIGKILL"') > 5, "workers crash all the time", 60)
+            assert shares(good)["bad"] <= 2
         assert beside.read == [calm] * len(beside.read), "nothing was lost, repeated or changed"
         assert command("end", bad) == (0, "Job bad has ended.\n", "")
         assert shares(good) == {"good": 4}

@@ -164,10 +164,18 @@ def _to_coordinator(random: Random, plan: str, *, asks: bool) -> m.Message:
     )
     beat = dict.fromkeys(
         ("waiting", "building", "built", "masked", "kept", "decoded", "taken", "remote_bytes", "remote_found",
-         "remote_waited", "culprits"), few,
+         "remote_waited", "busy_us", "culprits"), few,
     )  # fmt: skip
     progress = m.Progress(
-        stream="dev", **place, epoch=0, number=few, read_epoch=0, read_number=few, waited_permille=1, members=few
+        stream="dev",
+        **place,
+        epoch=0,
+        number=few,
+        read_epoch=0,
+        read_number=few,
+        waited_permille=1,
+        batches_read=few,
+        members=few,
     )
     outcomes = m.Outcomes(
         stream="dev", work="evaluate", incarnation=some, serial=few, book=None, generation=1,

@@ -89,7 +89,7 @@ def attach(rank: int = 0, world: int = 1, *, at: tuple[int, int] | None = None, 
 def progress(rank: int, epoch: int, number: int, **other) -> m.Progress:
     fields = {
         "stream": "train", "rank": rank, "incarnation": 1000 + rank, "epoch": epoch, "number": number,
-        "read_epoch": epoch, "read_number": number, "waited_permille": 0, "members": 0,
+        "read_epoch": epoch, "read_number": number, "waited_permille": 0, "batches_read": number, "members": 0,
     }  # fmt: skip
     return m.Progress(**{**fields, **other})
 
@@ -127,7 +127,7 @@ def keys(*identities: str, stream: str = "train") -> tuple[int, ...]:
     return tuple(sorted(digest64(f"{stream}\0{identity}".encode()) for identity in identities))
 
 
-def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1) -> m.Beat:
+def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1, busy_us: int = 10) -> m.Beat:
     return m.Beat(
         worker=name,
         incarnation=incarnation,
@@ -141,6 +141,7 @@ def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1) -> m.Beat:
         remote_bytes=7 * 2**20,
         remote_found=8,
         remote_waited=9,
+        busy_us=busy_us,
         culprits=culprits,
     )
 

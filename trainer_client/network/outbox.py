@@ -186,8 +186,8 @@ class Outbox:
         #: Whether only rounds before `_last` (epoch and number) are handed out; none while that is not known.
         self._is_still = False
         self._last: tuple[int, int] | None = None
-        #: Epoch and number of the first batch that was not read yet; for status displays.
-        self.read_to = (0, 0)
+        #: Epoch and number of the first batch that was not read yet, and how many were read; for heartbeats.
+        self.read_to, self.batches_read = (0, 0), 0
         #: Epoch and number of the last round of which a batch was taken since the feed attached at a cursor.
         self.furthest = NOTHING_READ
         #: When to wake the receive thread. It also runs whenever a batch arrives, and then reads all facts anyway.
@@ -292,6 +292,7 @@ class Outbox:
     def _pop(self, reader: Reader, offered: OfferedBatch) -> None:
         self._taken_s, self._waiting_since_s = time.monotonic(), 0.0
         self.read_to = (offered.batch.position.epoch, offered.batch.number + 1)
+        self.batches_read += 1
         self.furthest = max(self.furthest, (offered.batch.position.epoch, offered.batch.position.number))
         # A signal handler may raise between any two of these lines. The count may be repeated, and `_settle` mends it;
         # a batch that was taken and not reported is inferred from later facts.

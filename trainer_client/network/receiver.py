@@ -410,6 +410,7 @@ class Receiver:
                 read_epoch=read_epoch,
                 read_number=read_number,
                 waited_permille=self._measure_waited_permille(),
+                batches_read=self.outbox.batches_read,
                 members=order.members,
             )
         )
@@ -418,8 +419,7 @@ class Receiver:
         """Return which part of the time since the last call the consumer has waited, in thousandths."""
         now_s = time.monotonic()
         waited_s = self.standing.waited_s + self.outbox.waiting_s(now_s)
-        reported_s, reported_waited_s = self._reported
-        self._reported = (now_s, waited_s)
+        (reported_s, reported_waited_s), self._reported = self._reported, (now_s, waited_s)
         return max(0, min(1000, round(1000 * (waited_s - reported_waited_s) / max(now_s - reported_s, 1e-3))))
 
     def _renew_coordinator(self, _order: i.RenewCoordinator) -> None:

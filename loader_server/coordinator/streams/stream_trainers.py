@@ -56,6 +56,8 @@ class AttachedTrainer(AttachedReader):
     trained: Position
     #: Share of its recent time that it waited for data, in thousandths; None until it reads.
     waited_permille: float | None = None
+    #: Its last heartbeat.
+    progress: m.Progress | None = None
     #: The time that the average covers so far.
     _known_s: float = 0.0
 
@@ -72,7 +74,7 @@ class AttachedTrainer(AttachedReader):
         read = (progress.read_epoch, progress.read_number)
         if self.waited_permille is not None or progress.waited_permille or read != self.read:
             self._average(progress.waited_permille, now_s - self.heard_s)
-        self.peer, self.heard_s, self.read = peer, now_s, read
+        self.peer, self.heard_s, self.read, self.progress = peer, now_s, read, progress
 
     def _average(self, permille: int, over_s: float) -> None:
         """Update the average: over all time at first, over the last 10 seconds from then on."""

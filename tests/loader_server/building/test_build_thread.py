@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from loader_server.building.crash_trial import Conviction
 from shared.errors import MachineError, ReadError
 from shared.wire.sealing import Sealer
 from tests.support.in_memory import GatheringSource, MemorySource
+from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -252,6 +254,32 @@ def test_a_machine_that_fails_while_it_is_tried_builds_nothing_and_what_was_foun
     assert outcome.error is made.trial.error
     assert [one.sample for one in outcome.convictions] == [5]
     assert made.buffers == []
+
+
+# --- how busy it is ---
+
+
+def test_it_is_busy_while_it_has_a_build_in_hand_and_idle_while_it_waits_for_one(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that a test moves: 3 s without a build, 5 s with one that is not done yet, 7 s without one again."""
+    gate = threading.Event()
+    began = threading.Event()
+    made = bench(MemorySource(on_decode={5: lambda: began.set() or gate.wait(60)}))
+    wait_until(lambda: made.thread._idle[1] is not None, "it waits")
+    moved_s, clock = [0.0], time.monotonic
+    monkeypatch.setattr("loader_server.building.build_thread.time.monotonic", lambda: clock() + moved_s[0])
+    before_s = made.thread.busy_s()
+    moved_s[0] = 3.0
+    assert made.thread.busy_s() - before_s < 2
+    made.thread.submit(made.build())
+    assert began.wait(60)
+    moved_s[0] = 8.0
+    assert 5 <= made.thread.busy_s() - before_s < 7.5
+    gate.set()
+    wait_until(lambda: made.thread.outcomes and made.thread._idle[1] is not None, "it waits again")
+    moved_s[0] = 15.0
+    assert 5 <= made.thread.busy_s() - before_s < 11
 
 
 # --- its end ---

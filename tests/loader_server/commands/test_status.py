@@ -61,6 +61,16 @@ def test_the_last_line_says_who_is_the_limit(waited, line):
     assert shown(state)[-1] == line
 
 
+@pytest.mark.parametrize(
+    ("there", "wanted", "line"),
+    [(1, 5, "workers: 1 is there, 5 are wanted"), (3, 1, "workers: 3 are there, 1 is wanted"), (2, None, None)],
+)
+def test_a_line_says_how_many_workers_are_wanted(there, wanted, line):
+    state = told(*(register(f"w{number}", number) for number in range(1, there + 1)))
+    lines = shown(state, workers_wanted=wanted)
+    assert [found for found in lines if found.startswith("workers: ")] == ([line] if line else [])
+
+
 def test_workers_are_shown_by_their_last_heartbeat_two_of_one_name_too():
     lines = shown(told(register(incarnation=1), register(incarnation=2), beat(incarnation=1)))
     assert "w0 tcp://127.0.0.1:11 1 2 3 4 45% 1.0" in lines

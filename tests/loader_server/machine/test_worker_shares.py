@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from loader_server.machine.worker_shares import PERIOD_S, Demand, Shares, demand_of, divide
+from loader_server.machine.worker_shares import PERIOD_S, Shares, divide
 
 JOBS = "abc"
 
@@ -59,59 +59,42 @@ def test_what_a_job_leaves_behind_goes_to_the_others():
     assert divide(6, {"a": 1, "b": 2}, {"a": 1, "b": 2}) == {"a": 3, "b": 3}
 
 
-def test_a_job_that_waits_gets_what_others_do_not_keep_busy():
+def test_a_job_gets_what_others_do_not_want():
     shares = Shares(8)
-    for busy in (1, 2, 1, 2):
-        shares.hear("idle", Demand(waits=False, busy=busy))
-        shares.hear("hungry", Demand(waits=True, busy=4))
-    assert shares.look({"idle": 4, "hungry": 4}, 10.0) == {"idle": 2, "hungry": 6}
+    shares.hear("idle", 4)
+    shares.hear("idle", 2)
+    shares.hear("hungry", 40)
+    assert shares.look({"idle": 4, "hungry": 4}, 10.0) == {"idle": 2, "hungry": 6}, "the last report counts"
 
 
-def test_two_that_wait_have_equal_shares_whatever_they_had():
+def test_two_that_want_more_than_there_is_have_equal_shares_whatever_they_had():
     shares = Shares(8)
     for job in ("a", "b"):
-        shares.hear(job, Demand(waits=True, busy=0))
+        shares.hear(job, 9)
     assert shares.look({"a": 7, "b": 1}, 10.0) == {"a": 4, "b": 4}
 
 
-def test_nothing_moves_for_a_job_that_needs_nothing():
+def test_nothing_moves_for_a_job_that_wants_no_more():
     shares = Shares(8)
     for job in ("a", "b"):
-        shares.hear(job, Demand(waits=False, busy=0))
+        shares.hear(job, 1)
     assert shares.look({"a": 7, "b": 1}, 10.0) == {"a": 7, "b": 1}
-
-
-def test_a_job_whose_only_worker_is_always_busy_gets_another_before_it_waits():
-    shares = Shares(8)
-    for job in ("a", "b"):
-        shares.hear(job, Demand(waits=False, busy=1))
-    assert shares.look({"a": 7, "b": 1}, 10.0) == {"a": 6, "b": 2}
 
 
 def test_a_silent_job_keeps_what_it_has_and_asks_for_no_more():
     shares = Shares(4)
-    shares.hear("loud", Demand(waits=True, busy=2))
+    shares.hear("loud", 4)
     assert shares.look({"loud": 2, "silent": 2}, 10.0) == {"loud": 2, "silent": 2}
 
 
-def test_what_was_said_before_a_look_does_not_count_after_it():
+def test_what_was_reported_before_a_look_does_not_count_after_it():
     shares = Shares(4)
-    shares.hear("a", Demand(waits=False, busy=0))
-    shares.hear("b", Demand(waits=True, busy=1))
+    shares.hear("a", 1)
+    shares.hear("b", 4)
     assert shares.look({"a": 3, "b": 1}, 10.0) == {"a": 1, "b": 3}
     assert shares.due_s() == 10.0 + PERIOD_S
-    shares.hear("a", Demand(waits=True, busy=1))
-    assert shares.look({"a": 1, "b": 3}, 15.0) == {"a": 2, "b": 2}, "b said nothing, but has no more than its share"
-    shares.hear("a", Demand(waits=True, busy=1))
-    shares.hear("b", Demand(waits=False, busy=1))
-    assert shares.look({"a": 2, "b": 2}, 20.0) == {"a": 2, "b": 2}, "and so it is again, whatever b did before"
-
-
-def test_a_demand_is_what_the_status_says():
-    report = {
-        "streams": {"train": {"limit": "trainers"}, "dev": {"limit": None}},
-        "workers": [{"building": 3}, {"building": 0}, {"building": 1}],
-    }
-    assert demand_of(report) == Demand(waits=False, busy=2)
-    report["streams"]["dev"]["limit"] = "loaders"
-    assert demand_of(report) == Demand(waits=True, busy=2)
+    shares.hear("a", 4)
+    assert shares.look({"a": 1, "b": 3}, 15.0) == {"a": 2, "b": 2}, "b reported nothing, but has no more than its share"
+    shares.hear("a", 4)
+    shares.hear("b", 1)
+    assert shares.look({"a": 2, "b": 2}, 20.0) == {"a": 3, "b": 1}

@@ -217,6 +217,7 @@ class Trainer(Process):
                 read_epoch=read_epoch,
                 read_number=read_number,
                 waited_permille=0,
+                batches_read=self.outbox.batches_read,
                 members=order.members,
             )
         )

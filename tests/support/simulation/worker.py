@@ -178,6 +178,7 @@ class Worker(Process):
             remote_bytes=0,
             remote_found=0,
             remote_waited=0,
+            busy_us=0,
             decoded=0,
             taken=0,
             culprits=self._membership.culprits,

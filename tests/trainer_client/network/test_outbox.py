@@ -225,9 +225,9 @@ def test_the_first_error_counts_and_only_an_interrupt_is_forgotten(outbox, reade
 
 def test_what_was_read_is_known_by_epoch_and_number(outbox, reader):
     outbox.offer([offer(0), offer(1)])
-    assert outbox.read_to == (0, 0)
+    assert (outbox.read_to, outbox.batches_read) == ((0, 0), 0)
     outbox.take_alike(reader, outbox.take(reader), 1)
-    assert outbox.read_to == (0, 2)
+    assert (outbox.read_to, outbox.batches_read) == ((0, 2), 2)
 
 
 @pytest.mark.fault(51)

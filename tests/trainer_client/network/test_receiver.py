@@ -152,10 +152,12 @@ def test_heartbeats_carry_how_far_we_are_and_how_much_we_waited(ends, ours):
     assert (first.stream, first.rank, first.incarnation, first.members) == ("train", 0, 77, 1)
     assert (first.epoch, first.number, first.read_epoch, first.read_number) == (0, 0, 0, 0)
     ours.standing.trained_to, ours.outbox.read_to = (3, 4), (5, 6)
+    ours.outbox.batches_read = 7
     ours.standing.waited_s = 1e9
     wait_until(lambda: 1000 in [one.waited_permille for one in told()], "it is told that we waited all the time")
     last = ends.wait_for(m.Progress, len(told()) + 1)
     assert (last.epoch, last.number, last.read_epoch, last.read_number) == (3, 4, 5, 6)
+    assert last.batches_read == 7
     assert last.waited_permille == 0  # of the time since the last one
 
 
