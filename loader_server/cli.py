@@ -80,8 +80,9 @@ def _run(command: Command, is_program: bool, options: argparse.Namespace) -> int
     """Import the function that runs a command, call it, and return its exit code.
 
     A process of a job ends with its parent, and reports the error that ends it to its parent as well. A program first
-    executes itself again if its job files name a processor level that it does not keep to. Raise what importing and
-    running raise, or SystemExit if the parent has ended already, or the last process has printed the same error.
+    executes itself again if its job files name a processor level that it does not keep to. Raise MachineError if a
+    server's limits are too small, what importing and running raise, or SystemExit if the parent has ended already, or
+    the last process has printed the same error.
     """
     # Before the slow imports: if the parent is killed meanwhile, nobody else would end this process.
     if getattr(options, "parent", 0):
@@ -89,6 +90,9 @@ def _run(command: Command, is_program: bool, options: argparse.Namespace) -> int
 
         end_with_parent(options.parent)
     try:
+        # Before numpy is imported: with too little address space its OpenBLAS ends the process without a word of ours.
+        if command.serves:
+            refuse_small_limits()
         if is_program and command.keeps_to_processor:
             _keep_to_processor(options.job if isinstance(options.job, list) else [options.job])
         module, _, function = command.run.partition(":")
@@ -229,11 +233,9 @@ def run_demo(options: argparse.Namespace) -> int:
 def run_machine(options: argparse.Namespace) -> int:
     """Serve jobs until told to end, with a coordinator for each and the machine's workers; return the exit code.
 
-    Raise MachineError if the system has no room for a process or its limits are too small, and what else keeps the
-    first jobs from being served. An error that a child has printed already only sets the exit code. Errors of
-    `_run_loaders` pass through.
+    Raise MachineError if the system has no room for a process, and what else keeps the first jobs from being served.
+    An error that a child has printed already only sets the exit code.
     """
-    refuse_small_limits()
     # The nursery first: a process with threads may hang when it forks, and fetching a bundle starts libzmq's threads.
     with contextlib.closing(_open_nursery("coordinator", "worker")) as nursery, contextlib.ExitStack() as held:
         return _run_loaders(options, nursery, held)
@@ -303,11 +305,9 @@ def _run_loaders(options: argparse.Namespace, nursery: OwnedNursery, held: conte
 def run_coordinator(options: argparse.Namespace) -> int:
     """Serve as a job's coordinator until told to end, and return the exit code.
 
-    Raise MachineError if this process's limits are too small, SettingsError for a mistake in the job file, keys or
-    endpoint, DataError if data cannot be opened, HeldError if another process serves the job, or OSError if a graph
-    that is kept cannot be read.
+    Raise SettingsError for a mistake in the job file, keys or endpoint, DataError if data cannot be opened, HeldError
+    if another process serves the job, or OSError if a graph that is kept cannot be read.
     """
-    refuse_small_limits()
     with quick_import():
         from loader_server import metrics
         from loader_server.coordinator.service import open_coordinator
@@ -343,9 +343,8 @@ def run_coordinator(options: argparse.Namespace) -> int:
 def run_worker(options: argparse.Namespace) -> int:
     """Serve as a worker until told to end, and return the exit code.
 
-    Raise MachineError if this process's limits are too small, or another StokerError for what keeps it from serving.
+    Raise a StokerError for what keeps it from serving.
     """
-    refuse_small_limits()
     from loader_server.machine.asking import Asker
 
     if options.nursery_fd >= 0:
