@@ -24,6 +24,8 @@ from trainer_client.network.coordinator_client import wait_for_coordinator
 from trainer_client.training.runs.model_module import JobOrder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trainer_client.feed import Feed
     from trainer_client.training.loop.placement import Placement
     from trainer_client.training.loop.training_loop import TrainingData
@@ -113,7 +115,7 @@ def _train_with_servers(order: TrainOrder) -> None:
         return
     _refuse_closed(order, writes=place.is_master)
     with ExitStack() as stack:
-        # Only the chief calls callbacks, so only it connects to validation streams.
+        # Only the chief calls callbacks; others connect to validation streams when it offers them to evaluate together.
         judges = [stack.enter_context(_connect_judge(order, name, rank=0)) for name in order.judges if place.is_master]
         feed = _connect(stack, order, rank=0, epochs=servers.epochs_of(order.loop.until))
         with quick_import():  # TensorFlow takes seconds
@@ -122,12 +124,35 @@ def _train_with_servers(order: TrainOrder) -> None:
         model = _model(order, Single())
         data = _data(order, feed, Single())
         callbacks = _callbacks(order, judges) if place.is_master else []
+        evaluations = _evaluations(stack, order, callbacks if place.is_master else None)
         order.module.refuse_unknown_parameters()
         connections = servers.connections_to(place, order.keys, order.connect_timeout_s)
         stack.callback(connections.close)
         worker = servers.worker_settings(place, order.strategy, order.loop.until)
-        ServedLoop(model, data, connections, worker, order.loop, callbacks).run()
+        ServedLoop(model, data, connections, worker, order.loop, callbacks, evaluations).run()
         _export(order, model, data, writes=place.is_master)
+
+
+def _evaluations(stack: ExitStack, order: TrainOrder, callbacks: list[Any] | None) -> Any:
+    """Return this worker's part in evaluations, or None without validation streams; `callbacks` are the chief's.
+
+    Raise SettingsError if metrics or `feed_keys` of the module are unfit; errors of its functions are passed on.
+    """
+    if not order.judges:
+        return None
+    from trainer_client.training.servers.joint_evaluation import EvaluationFollower, EvaluationLeader
+
+    if callbacks is not None:
+        return EvaluationLeader(callbacks[0])
+    order.module.feed_keys()
+    metrics = order.module.make_if_there("eval_metrics") or ()
+
+    def connect(streams: Sequence[str]) -> Any:
+        # Only once these are offered: of a stream in lockstep, connecting would take the place from the chief.
+        feeds = [stack.enter_context(_connect_judge(order, name, rank=0)) for name in order.judges if name in streams]
+        return _validation(order, feeds, metrics)
+
+    return EvaluationFollower(connect, order.judge_every["epochs"])
 
 
 def placement_of(options: StrategyOptions) -> Placement:
@@ -220,10 +245,13 @@ def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
     own = list(order.module.make_if_there("callbacks") or ())
     if not judges:
         return own
+    return [_validation(order, judges, order.module.make_if_there("eval_metrics") or ()), *own]
+
+
+def _validation(order: TrainOrder, judges: Sequence[Feed], metrics: Sequence[Any]) -> Any:
     from trainer_client.training.evaluating.validation import Validation
 
-    metrics = order.module.make_if_there("eval_metrics") or ()
-    return [Validation(*judges, **order.judge_every, metrics=metrics, **order.module.feed_keys()), *own]
+    return Validation(*judges, **order.judge_every, metrics=metrics, **order.module.feed_keys())
 
 
 def _refuse_closed(order: TrainOrder, *, writes: bool) -> None:
