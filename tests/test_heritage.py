@@ -112,7 +112,6 @@ ROWS = {
 LATER: dict[str, str] = {
     "E21": "later: servers",
     "L12": "later: runs",
-    "T15": "later: strategies",
 }
 
 #: Our own words for each fault.

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from trainer_client.session.feed_session import FeedSession
     from trainer_client.training.runs.until import Until
 
-__all__ = ["JOB_ENDED", "STEPS_DONE", "Run", "progress_of"]
+__all__ = ["JOB_ENDED", "LOOP", "STEPS_DONE", "Run", "progress_of"]
 
 JOB_ENDED = "the job was ended"
 #: Under this key, callbacks of our own loops find in their `params` how many steps are done since the model began.
 STEPS_DONE = "steps done"
+#: Under this key, callbacks of a `TrainingLoop` find the loop, to call its `broadcast_variables` for example.
+LOOP = "loop"
 
 
 class Run:

@@ -77,6 +77,7 @@ def test_losses_and_weights_are_those_of_a_plain_run_with_masked_rows_and_empty_
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.heritage("T15")
 def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain):
     losses, arrays, _ = plain
     with ExitStack() as stack:
@@ -96,12 +97,16 @@ def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain
         assert re.search(r"others in the 2 processes: \S*embeddings", came["unequal"])
         assert "batch 2 of epoch 0 of fake, step 2: expected finite loss and gradients" in came["not finite"]
         assert re.search(r"in none: \S*first, \S*second", came["different"])
+    assert (first["copied"], first["equal again"], second["equal again"]) == ([], None, None)
+    assert [path.rpartition("/")[2] for path in second["copied"]] == ["embeddings"]
+    assert first["first"] == second["first"] == first["variables"][0]
     assert re.search(r"got tower 0 has one for \S*first\.", first["different"])
     assert re.search(r"got tower 0 has one for \S*second\.", second["different"])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.heritage("T15")
 def test_two_processes_of_two_replicas_each_do_what_one_process_does(tmp_path):
     losses, _ = trained(tmp_path / "plain", lent(Single), joined_feed(4, epochs=STEPS))
     with ExitStack() as stack:
@@ -113,6 +118,8 @@ def test_two_processes_of_two_replicas_each_do_what_one_process_does(tmp_path):
     assert (first["losses"], first["variables"]) == (second["losses"], second["variables"])
     for one, other in zip(saved(tmp_path / "plain")[0], first["variables"], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert (first["copied"], len(second["copied"])) == ([], 2)
+    assert first["variables again"] == second["variables again"] == first["variables"]
     for came in (first, second):
         assert (
             "expected equally many replicas in each process of the run, got 2 in process 0, 3 in pr" in came["uneven"]
@@ -202,6 +209,69 @@ def test_batch_statistics_and_all_else_are_the_same_on_all_replicas(tmp_path):
     second.assign(first + 1)
     with pytest.raises(DataError, match=r"others in the replicas of this process: normal/.*moving_mean"):
         loop.check_replicas()
+
+
+def spoil(placement, model, at):
+    """Add 1 to each variable's copy on this replica, where one may: bits in integers."""
+    for variable in (*model.variables, *model.optimizer.variables):
+        copies = placement._strategy.experimental_local_results(variable.value)
+        copies[at].assign(copies[at] + tf.ones_like(copies[at]))
+
+
+@pytest.mark.heritage("T15")
+def test_variables_are_copied_from_the_first_replica_when_asked(tmp_path):
+    """All of them, of any dtype, the optimizer's too; also a zero's sign, and what is no number."""
+    placement = lent_normal(Mirrored)
+    _, loop = trained(tmp_path, placement, spread_feed(2, epochs=STEPS), model=Normal, until=Until(steps=4))
+    model = loop._model
+    first = placement._strategy.experimental_local_results(model.dense.bias.value)[0]
+    first.assign([-0.0])
+    placement._strategy.experimental_local_results(model.normal.beta.value)[0].assign([np.nan, np.inf, -1.0])
+    before = [first for first, _ in each_replicas(placement, model)]
+    spoil(placement, model, 1)
+    with pytest.raises(DataError):
+        loop.check_replicas()
+    every = [variable.path for variable in (*model.variables, *model.optimizer.variables)]
+    assert loop.broadcast_variables() == every
+    for want, (one, other) in zip(before, each_replicas(placement, model), strict=True):
+        assert one.tobytes() == other.tobytes() == want.tobytes()
+    loop.check_replicas()
+    assert loop.broadcast_variables() == []
+
+
+@pytest.mark.heritage("T15")
+def test_replicas_begin_with_the_first_ones_values_and_callbacks_can_have_them_copied_again(tmp_path, caplog):
+    placement, copied = Lending(Mirrored(TOWERS)), []
+
+    class Again(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.loop = self.params["loop"]
+            self.loop.check_replicas()
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                spoil(placement, self.model, 1)
+                copied.append(self.loop.broadcast_variables())
+                self.loop.check_replicas()
+
+    def model():
+        made = Normal()
+        made({"audio": np.zeros((1, 1, 3), np.float32)})
+        copies = placement._strategy.experimental_local_results(made.dense.kernel.value)
+        copies[1].assign(copies[1] + 1)
+        return made
+
+    trained(tmp_path, placement, spread_feed(2, epochs=STEPS), model=model, until=Until(steps=3), callbacks=[Again()])
+    assert len(copied[0]) > 10
+    (warned,) = [record for record in caplog.records if "differed from the first replica's" in record.message]
+    assert [path.rpartition("/")[2] for path in warned.fields["variables"]] == ["kernel"]
+
+
+def test_variables_of_one_copy_are_not_copied(tmp_path):
+    for made in (lent(Single), lent(Central)):
+        feed = joined_feed(2, epochs=STEPS) if made is lent(Single) else spread_feed(2, epochs=STEPS)
+        _, loop = trained(tmp_path / type(made._placement).__name__, made, feed, until=Until(steps=1))
+        assert loop.broadcast_variables() == []
 
 
 class Seeded(Normal):
