@@ -111,7 +111,6 @@ ROWS = {
 #: Rows that no test shows yet: the area that brings them later.
 LATER: dict[str, str] = {
     "E21": "later: servers",
-    "L12": "later: runs",
 }
 
 #: Our own words for each fault.

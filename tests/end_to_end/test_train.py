@@ -323,8 +323,8 @@ def test_how_long_each_phase_takes_is_a_metric_while_it_trains(folder: Path, end
         port = free.getsockname()[1]
     arguments = ("--checkpoint", str(folder / "measured"), "--model", "slow_levels", "--max-time", "600")
     process = start(
-        folder, endpoint, "train", *arguments, "--metrics-targets", str(targets),
-        "--metrics-listen", f"0.0.0.0:{port}", "--metrics-token", str(token),
+        folder, endpoint, "train", *arguments,
+        "--metrics-listen", f"0.0.0.0:{port}", str(targets), "--metrics-token", str(token),
         "--save-every", "2", "steps", "--log-every", "1",
     )  # fmt: skip
     with process:

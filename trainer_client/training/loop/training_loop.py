@@ -87,7 +87,7 @@ class TrainingLoop(BaseLoop):
     def broadcast_variables(self) -> list[str]:
         """Copy variables, the optimizer's too, from the first replica to all others, of all processes.
 
-        Return the paths of those that differed in this process. It is done before the first step as well. All processes
+        Return the paths of all that differed in this process. It is done before the first step as well. All processes
         have to call it at the same step; callbacks find this loop in their `params`, under `"loop"`. Raise LostError if
         a process is lost. Where variables have one copy, do nothing, and return none.
         """

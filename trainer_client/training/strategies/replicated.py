@@ -88,7 +88,7 @@ class Replicated(InRounds):
             refuse_unequal(self._strategy, model, world // replicas, self.ranks["rank"] // replicas)
 
     def broadcast(self, model: Any) -> list[str]:
-        """Copy variables, the optimizer's too, from the first replica to all; return the paths of those that differed.
+        """Copy variables, the optimizer's too, from the first replica to all; return the paths of all that differed.
 
         Only those count that differed in this process. All processes call it at the same step. Raise LostError if a
         process is lost.

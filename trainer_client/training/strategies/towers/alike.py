@@ -129,7 +129,7 @@ def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int,
 
 
 def broadcast_from_first(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> list[str]:
-    """Copy variables from the first replica to all others; return the paths of those that differed in this process.
+    """Copy variables from the first replica to all others; return the paths of all that differed in this process.
 
     This is process `process` of `processes`. The optimizer's variables are copied too, and those that each replica
     counts on its own are not. TensorFlow's error of a lost process is passed on.
