@@ -124,7 +124,7 @@ def _train_with_servers(order: TrainOrder) -> None:
         model = _model(order, Single())
         data = _data(order, feed, Single())
         callbacks = _callbacks(order, judges) if place.is_master else []
-        evaluations = _evaluations(stack, order, callbacks if place.is_master else None)
+        evaluations = _evaluations(stack, order, model, judges if place.is_master else None)
         order.module.refuse_unknown_parameters()
         connections = servers.connections_to(place, order.keys, order.connect_timeout_s)
         stack.callback(connections.close)
@@ -133,26 +133,27 @@ def _train_with_servers(order: TrainOrder) -> None:
         _export(order, model, data, writes=place.is_master)
 
 
-def _evaluations(stack: ExitStack, order: TrainOrder, callbacks: list[Any] | None) -> Any:
-    """Return this worker's part in evaluations, or None without validation streams; `callbacks` are the chief's.
+def _evaluations(stack: ExitStack, order: TrainOrder, model: Any, judges: Sequence[Feed] | None) -> Any:
+    """Return this worker's part in evaluations, or None without validation streams; `judges` are the chief's feeds.
 
     Raise SettingsError if metrics or `feed_keys` of the module are unfit; errors of its functions are passed on.
     """
     if not order.judges:
         return None
+    from trainer_client.training.evaluating.evaluation_part import EvaluationPart
     from trainer_client.training.servers.joint_evaluation import EvaluationFollower, EvaluationLeader
 
-    if callbacks is not None:
-        return EvaluationLeader(callbacks[0])
-    order.module.feed_keys()
-    metrics = order.module.make_if_there("eval_metrics") or ()
+    every = order.judge_every["epochs"]
+    if judges is not None:
+        return EvaluationLeader(judges, every)
+    keys, metrics = order.module.feed_keys(), order.module.make_if_there("eval_metrics") or ()
 
-    def connect(streams: Sequence[str]) -> Any:
+    def connect(streams: Sequence[str]) -> EvaluationPart:
         # Only once these are offered: of a stream in lockstep, connecting would take the place from the chief.
         feeds = [stack.enter_context(_connect_judge(order, name, rank=0)) for name in order.judges if name in streams]
-        return _validation(order, feeds, metrics)
+        return EvaluationPart(model, [(feed, feed.dataset(**keys)) for feed in feeds], metrics)
 
-    return EvaluationFollower(connect, order.judge_every["epochs"])
+    return EvaluationFollower(connect, every)
 
 
 def placement_of(options: StrategyOptions) -> Placement:
@@ -245,13 +246,10 @@ def _callbacks(order: TrainOrder, judges: list[Feed]) -> list[Any]:
     own = list(order.module.make_if_there("callbacks") or ())
     if not judges:
         return own
-    return [_validation(order, judges, order.module.make_if_there("eval_metrics") or ()), *own]
-
-
-def _validation(order: TrainOrder, judges: Sequence[Feed], metrics: Sequence[Any]) -> Any:
     from trainer_client.training.evaluating.validation import Validation
 
-    return Validation(*judges, **order.judge_every, metrics=metrics, **order.module.feed_keys())
+    metrics = order.module.make_if_there("eval_metrics") or ()
+    return [Validation(*judges, **order.judge_every, metrics=metrics, **order.module.feed_keys()), *own]
 
 
 def _refuse_closed(order: TrainOrder, *, writes: bool) -> None:

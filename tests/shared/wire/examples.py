@@ -311,7 +311,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         label="words",
         streams=("dev", "test"),
         nbytes=64,
-    ),  # fmt: skip
+    ),
     servers.AskEvaluation(serial=7, trainer=2**63 + 2, generation=2**62, known=2**60),
     servers.OfferedEvaluation(
         serial=7, cut=2**61, epoch=3, step=18, label="words", streams=("dev", "test"), over="", nbytes=64

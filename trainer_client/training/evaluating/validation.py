@@ -117,34 +117,8 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         If the job is ended meanwhile, training stops; other errors of evaluating are passed on, such as SettingsError
         for metrics that cannot be summed.
         """
-        if self.is_due(epoch + 1):
+        if self._epochs is not None and (epoch + 1) % self._epochs == 0:
             self._judge_all(epoch + 1, logs)
-
-    # --- evaluations that others take part in ---
-
-    def is_due(self, epochs: int) -> bool:
-        """Return whether the model is evaluated after so many epochs; False if evaluation goes by steps."""
-        return self._epochs is not None and epochs % self._epochs == 0
-
-    def leased_streams(self) -> tuple[str, ...]:
-        """Return the streams of which batches are leased, so that several processes may share an evaluation."""
-        sessions = [feed._session for feed, _ in self._data]
-        return tuple(session.spec.stream for session in sessions if session.cursor.names_evaluations)
-
-    def take_part(self, judged: Judged) -> dict[str, int]:
-        """Evaluate the model as it is, as a part of another process's evaluation; return the batches by stream.
-
-        `judged` is that process's description of the model. Return once all samples are evaluated, by whichever
-        process; nothing is reported or kept. Errors of evaluating are passed on, EndedError among them.
-        """
-        assert self._evaluator is not None
-        batches = {}
-        for feed, data in self._data:
-            sums = sums_of(feed._session, judged)
-            before = self._evaluator.batches
-            self._evaluator.evaluate(data, sums=sums)
-            batches[feed._session.spec.stream] = self._evaluator.batches - before
-        return batches
 
     def _judge_all(self, epochs: int, logs: dict[str, Any] | None) -> None:
         """Evaluate on all feeds and put the values into the logs; if the job is ended meanwhile, stop training.

@@ -24,7 +24,8 @@ from trainer_client.training.servers.share_store import frame_of, split_frame
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from trainer_client.training.evaluating.validation import Validation
+    from trainer_client.feed import Feed
+    from trainer_client.training.evaluating.evaluation_part import EvaluationPart
     from trainer_client.training.servers.served_model import ServedModel
 
 __all__ = ["EvaluationFollower", "EvaluationLeader", "JointEvaluation"]
@@ -56,10 +57,13 @@ class JointEvaluation:
 
 
 class EvaluationLeader(JointEvaluation):
-    """The chief's part: `validation` is the callback that evaluates, which this object never calls."""
+    """The chief's part, which evaluates on these feeds of validation streams after every so many epochs."""
 
-    def __init__(self, validation: Validation) -> None:
-        self._validation = validation
+    def __init__(self, feeds: Sequence[Feed], every: int) -> None:
+        sessions = [feed._session for feed in feeds]
+        #: Streams of which batches are leased, so that others may take some.
+        self._streams = [session.spec.stream for session in sessions if session.cursor.names_evaluations]
+        self._every = every
 
     @contextmanager
     def offered(self, served: ServedModel, model: Any, epochs: int, step: int) -> Iterator[None]:
@@ -68,28 +72,27 @@ class EvaluationLeader(JointEvaluation):
         It is not offered if it is not evaluated after so many epochs, if no stream's batches are leased, or if servers
         have moved. Raise LostError if the first server does not answer in time, and RefusedError if it refuses.
         """
-        streams = self._validation.leased_streams() if self._validation.is_due(epochs) else ()
-        if not streams:
+        if not self._streams or epochs % self._every:
             yield
             return
         frame = frame_of([plain_value(variable) for variable in model.non_trainable_variables])
         with suppress(MovedError):
-            served.offer_evaluation(epoch=epochs, step=step, label=model.name, streams=streams, frame=frame)
+            served.offer_evaluation(epoch=epochs, step=step, label=model.name, streams=self._streams, frame=frame)
         yield
         with suppress(MovedError):
             served.end_evaluation()
 
 
 class EvaluationFollower(JointEvaluation):
-    """Another worker's part: `connect` returns a `Validation` on streams, and is called once they are offered.
+    """Another worker's part: `connect` returns the part on streams, and is called when these are first offered.
 
     `every` is after how many epochs the chief evaluates.
     """
 
-    def __init__(self, connect: Callable[[Sequence[str]], Validation], every: int) -> None:
+    def __init__(self, connect: Callable[[Sequence[str]], EvaluationPart], every: int) -> None:
         self._connect = connect
         self._every = every
-        self._validation: Validation | None = None
+        self._part: EvaluationPart | None = None
         #: The cut of the last evaluation that was offered; 0: none was.
         self._known = 0
         self._asked_s = 0.0
@@ -114,23 +117,15 @@ class EvaluationFollower(JointEvaluation):
             if offer.cut in (0, self._known):
                 return False
             self._known = offer.cut
-            validation = self._connected(model, offer.streams)
+            self._part = self._part or self._connect(offer.streams)
             if not served.pull_cut(offer.cut):
                 return False
-            self._evaluate(served, validation, model, (offer, frame))
+            self._evaluate(served, self._part, model, (offer, frame))
         except MovedError:
             pass
         return True
 
-    def _connected(self, model: Any, streams: Sequence[str]) -> Validation:
-        """Return the `Validation`, made for these streams at first; errors of making it are passed on."""
-        if self._validation is None:
-            self._validation = self._connect(streams)
-            self._validation.set_model(model)
-            self._validation.on_train_begin()
-        return self._validation
-
-    def _evaluate(self, served: ServedModel, validation: Validation, model: Any, offered: tuple[Any, Any]) -> None:
+    def _evaluate(self, served: ServedModel, part: EvaluationPart, model: Any, offered: tuple[Any, Any]) -> None:
         """Evaluate the trained values that the model has with the chief's other variables; give it its own ones back.
 
         Do nothing if the evaluation is over by now. Errors of `take_part` are raised here, and MovedError if servers
@@ -147,7 +142,7 @@ class EvaluationFollower(JointEvaluation):
                 return
             version = digest_of_arrays([plain_value(variable) for variable in model.variables])
             judged = Judged(label=offer.label, version=version, epoch=offer.epoch, step=offer.step)
-            for stream, batches in validation.take_part(judged).items():
+            for stream, batches in part.take_part(judged).items():
                 print(part_line(stream, offer.step, offer.epoch, batches), flush=True)
         finally:
             assign_values(untrained, own)

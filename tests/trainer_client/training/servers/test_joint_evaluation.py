@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,28 +36,28 @@ def digest(model):
     return digest_of_arrays([plain_value(variable) for variable in model.variables])
 
 
-class Judge:
-    """As a `Validation` on leased batches: it notes the model that it is to evaluate, and by what description."""
+class Part:
+    """As an `EvaluationPart`: it notes the model that it is to evaluate, and by what description."""
 
-    def __init__(self, *, every=1, streams=("dev",), batches=3):
-        self.every, self.streams, self.batches = every, streams, batches
-        self.model, self.seen, self.evaluated = None, [], []
-
-    def is_due(self, epochs):
-        return epochs % self.every == 0
-
-    def leased_streams(self):
-        return self.streams
-
-    def set_model(self, model):
-        self.model = model
-
-    def on_train_begin(self):
-        self.seen.append("begin")
+    def __init__(self, model):
+        self.model, self.evaluated = model, []
 
     def take_part(self, judged):
         self.evaluated.append((digest(self.model), judged))
-        return dict.fromkeys(self.streams, self.batches)
+        return {"dev": 3}
+
+
+def leader(*, every=1, streams=("dev",), locked=()):
+    """The chief's part; `locked` streams are in lockstep."""
+    feeds = [
+        SimpleNamespace(
+            _session=SimpleNamespace(
+                spec=SimpleNamespace(stream=stream), cursor=SimpleNamespace(names_evaluations=stream not in locked)
+            )
+        )
+        for stream in (*streams, *locked)
+    ]
+    return EvaluationLeader(feeds, every)
 
 
 @pytest.fixture(params=[1, 2], ids=["one server", "two servers"])
@@ -80,33 +81,33 @@ def trainers(request, monkeypatch):
 def test_a_worker_evaluates_the_chiefs_cut_with_its_statistics_and_has_its_own_back(trainers, capsys):
     (chief, chiefs), (worker, own), _ = trainers
     chief.save(0)
-    judge, connected = Judge(), []
+    judge, connected = Part(own), []
     follower = EvaluationFollower(lambda streams: connected.append(streams) or judge, 1)
     assert not follower.take_part(worker, own), "nothing is offered"
-    with EvaluationLeader(Judge()).offered(chief, chiefs, 3, 18):
+    with leader(streams=("dev", "test"), locked=("odd",)).offered(chief, chiefs, 3, 18):
         own.layers[1].kernel.assign(own.layers[1].kernel + 1)
         assert follower.take_part(worker, own)
         assert not follower.take_part(worker, own), "once"
     ((evaluated, judged),) = judge.evaluated
     assert evaluated == judged.version == digest(chiefs)
     assert (judged.label, judged.epoch, judged.step) == ("normal", 3, 18)
-    assert connected == [("dev",)]
+    assert connected == [("dev", "test")]
     np.testing.assert_array_equal(own.layers[0].moving_mean.numpy(), np.full(3, 6.0))
     np.testing.assert_array_equal(own.layers[1].kernel.numpy(), chiefs.layers[1].kernel.numpy())
     assert capsys.readouterr().out == "dev at step 18, after 3 epochs: 3 batches were evaluated here\n"
-    with EvaluationLeader(Judge()).offered(chief, chiefs, 4, 20):
+    with leader().offered(chief, chiefs, 4, 20):
         assert not follower.take_part(worker, own), "the same cut, which it has evaluated"
     chief.save(0)
-    with EvaluationLeader(Judge()).offered(chief, chiefs, 4, 20):
+    with leader().offered(chief, chiefs, 4, 20):
         assert follower.take_part(worker, own)
-    assert (len(judge.evaluated), judge.seen) == (2, ["begin"])
+    assert (len(judge.evaluated), len(connected)) == (2, 1)
 
 
 def test_what_is_applied_since_the_cut_is_not_evaluated(trainers):
     (chief, chiefs), (worker, own), served = trainers
     chief.save(0)
-    judge = Judge()
-    with EvaluationLeader(Judge()).offered(chief, chiefs, 1, 1):
+    judge = Part(own)
+    with leader().offered(chief, chiefs, 1, 1):
         for server, _ in served.running.values():
             for variable in server._store._variables:
                 variable.assign(variable + 1)
@@ -117,24 +118,26 @@ def test_what_is_applied_since_the_cut_is_not_evaluated(trainers):
     assert not np.array_equal(own.layers[1].kernel.numpy(), chiefs.layers[1].kernel.numpy())
 
 
-@pytest.mark.parametrize("judge", [Judge(every=2), Judge(streams=())], ids=["not due", "in lockstep"])
-def test_what_is_not_evaluated_now_or_not_leased_is_not_offered(trainers, judge):
+@pytest.mark.parametrize(
+    "chiefs_part", [leader(every=2), leader(streams=(), locked=("dev",))], ids=["not due", "in lockstep"]
+)
+def test_what_is_not_evaluated_now_or_not_leased_is_not_offered(trainers, chiefs_part):
     (chief, chiefs), (worker, own), _ = trainers
     chief.save(0)
-    with EvaluationLeader(judge).offered(chief, chiefs, 1, 1):
-        assert not EvaluationFollower(lambda _streams: Judge(), 1).take_part(worker, own)
+    with chiefs_part.offered(chief, chiefs, 1, 1):
+        assert not EvaluationFollower(lambda _streams: Part(own), 1).take_part(worker, own)
 
 
 def test_an_evaluation_that_is_over_once_the_worker_has_connected_is_not_begun_anew(trainers):
     (chief, chiefs), (worker, own), _ = trainers
     chief.save(0)
-    judge = Judge()
+    judge = Part(own)
 
     def slowly(_streams):
         chief.end_evaluation()
         return judge
 
-    with EvaluationLeader(Judge()).offered(chief, chiefs, 1, 1):
+    with leader().offered(chief, chiefs, 1, 1):
         assert EvaluationFollower(slowly, 1).take_part(worker, own)
     assert judge.evaluated == []
     np.testing.assert_array_equal(own.layers[0].moving_mean.numpy(), np.full(3, 6.0))
@@ -147,9 +150,9 @@ def test_a_cut_that_was_replaced_meanwhile_changes_nothing(trainers):
 
     def slowly(_streams):
         chief.save(0)
-        return Judge()
+        return Part(own)
 
-    with EvaluationLeader(Judge()).offered(chief, chiefs, 1, 1):
+    with leader().offered(chief, chiefs, 1, 1):
         assert not EvaluationFollower(slowly, 1).take_part(worker, own)
     assert digest(own) == before
 
@@ -159,17 +162,17 @@ def test_servers_that_have_moved_end_no_evaluation_of_the_chief_and_have_the_wor
     chief.save(0)
     chief.withdraw()
     done = []
-    with EvaluationLeader(Judge()).offered(chief, chiefs, 1, 1):
+    with leader().offered(chief, chiefs, 1, 1):
         done.append("evaluated")
-        assert EvaluationFollower(lambda _streams: Judge(), 1).take_part(worker, own)
+        assert EvaluationFollower(lambda _streams: Part(own), 1).take_part(worker, own)
     assert done == ["evaluated"]
 
 
 def test_after_the_last_epoch_a_worker_waits_for_the_evaluation_and_takes_part(trainers):
     (chief, chiefs), (worker, own), _ = trainers
     chief.save(0)
-    judge, asked = Judge(), threading.Event()
-    offer = EvaluationLeader(Judge()).offered(chief, chiefs, 2, 9)
+    judge, asked = Part(own), threading.Event()
+    offer = leader().offered(chief, chiefs, 2, 9)
 
     def heed():  # the chief comes later
         if not asked.is_set():
@@ -190,7 +193,7 @@ def test_it_does_not_wait_where_nothing_comes(trainers, monkeypatch):
     """An epoch that is not evaluated, a run that is over, a chief that is gone, and an interruption."""
     (chief, _), (worker, own), _ = trainers
     heeded = []
-    follower = EvaluationFollower(lambda _streams: Judge(), 2)
+    follower = EvaluationFollower(lambda _streams: Part(own), 2)
     follower.wait_for_last(worker, own, 3, lambda: heeded.append("odd"))
     assert heeded == []
 

@@ -21,7 +21,7 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from tests.support.strategy_runs import FORM, STEPS, Spoken, adam, saved, trained  # isort: skip
-from trainer_client import Until  # isort: skip
+from trainer_client import InitialValues, Until  # isort: skip
 from trainer_client.training.strategies.central import Central  # isort: skip
 from trainer_client.training.strategies.mirrored import Mirrored  # isort: skip
 from trainer_client.training.strategies.single import Single  # isort: skip
@@ -265,6 +265,19 @@ def test_replicas_begin_with_the_first_ones_values_and_callbacks_can_have_them_c
     assert len(copied[0]) > 10
     (warned,) = [record for record in caplog.records if "differed from the first replica's" in record.message]
     assert [path.rpartition("/")[2] for path in warned.fields["variables"]] == ["kernel"]
+
+
+@pytest.mark.parametrize("placement", [Mirrored, Central])
+def test_all_replicas_begin_with_initial_values(tmp_path, placement):
+    made = lent_normal(placement)
+    trained(tmp_path / "source", made, spread_feed(2, epochs=STEPS), model=Normal, until=Until(steps=4))
+    want, record = saved(tmp_path / "source")
+    feed, initial = spread_feed(2, epochs=STEPS), InitialValues(tmp_path / "source")
+    _, loop = trained(tmp_path / "own", made, feed, model=Normal, until=Until(steps=0), initial=initial)
+    for name, value, variable in zip(record["names"], want, loop._model.variables, strict=False):
+        if not name.endswith("seed_generator_state"):
+            np.testing.assert_array_equal(variable.numpy(), value)
+    loop.check_replicas()
 
 
 def test_variables_of_one_copy_are_not_copied(tmp_path):
