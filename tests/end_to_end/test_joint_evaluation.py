@@ -33,17 +33,17 @@ import keras
 import tensorflow as tf
 
 
-def paced(level):
+def paced(level, trains):
     task = json.loads(os.environ["TF_CONFIG"])["task"]
-    pathlib.Path(f"{task['type']}-{task['index']}-computes").touch()
+    pathlib.Path(f"{task['type']}-{task['index']}-{'trains' if trains else 'evaluates'}").touch()
     time.sleep(float(os.environ.get("STEP_S", "0")))
     return level
 
 
 class MeanLevel(keras.layers.Layer):
-    def call(self, audio):
+    def call(self, audio, training=False):
         level = keras.ops.mean(audio, axis=1)
-        return tf.ensure_shape(tf.numpy_function(paced, [level], tf.float32), level.shape)
+        return tf.ensure_shape(tf.numpy_function(paced, [level, bool(training)], tf.float32), level.shape)
 
 
 def model():
@@ -117,7 +117,7 @@ def test_each_worker_evaluates_between_its_batches_and_results_are_those_of_all_
     ) as processes:  # fmt: skip
         for kind, index in (("ps", 0), ("ps", 1), ("worker", 1)):
             processes.start(kind, index)
-        wait_until((folder / "worker-1-computes").exists, "it has warmed up, and waits for the chief", 200)
+        wait_until((folder / "worker-1-trains").exists, "it has warmed up, and waits for the chief", 200)
         processes.start("worker", 0)
         ended = {name: program.ended(300) for name, program in processes.running.items()}
     assert {code for code, _, _ in ended.values()} == {0}, ended
@@ -131,3 +131,37 @@ def test_each_worker_evaluates_between_its_batches_and_results_are_those_of_all_
     want = evaluated_here(endpoint, checkpoints)
     assert [float(lines[-1][at]) for at in (3, 4)] == pytest.approx([want["loss"], want["root"]], rel=1e-3)
     assert not parts(ended["worker 0"][1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("killed", [0, 1], ids=["the chief", "another worker"])
+def test_one_that_is_killed_as_it_evaluates_leaves_no_sample_out_and_counts_none_twice(
+    folder: Path, endpoint: str, killed: int
+) -> None:
+    """The others evaluate its batches. A chief that comes back goes on with the next epoch."""
+    for path in folder.glob("worker-*"):
+        path.unlink()
+    checkpoints = folder / f"killed-{killed}"
+    with ServedCluster(
+        folder, "--model", "levels", "--feed", endpoint, "--checkpoint", str(checkpoints), "--epochs", "3",
+        "--validate", "dev", servers=1, workers=2, environment={"STEP_S": "0.3"},
+    ) as processes:  # fmt: skip
+        processes.start_all()
+        marks = [folder / f"worker-{at}-evaluates" for at in range(2)]
+        for at, mark in enumerate(marks):
+            wait_until((folder / f"worker-{at}-trains").exists, "it has warmed up", 200)
+            mark.unlink(missing_ok=True)  # building the model is no evaluation
+        wait_until(lambda: all(mark.exists() for mark in marks), "both evaluate", 200)
+        before = processes.running["worker 0"].output()
+        processes.kill(f"worker {killed}")
+        processes.start("worker", killed)
+        ended = {name: program.ended(300) for name, program in processes.running.items()}
+    assert {code for code, _, _ in ended.values()} == {0}, ended
+    lines = [found for line in (before + ended["worker 0"][1]).splitlines() if (found := LINE.fullmatch(line))]
+    assert lines[-1][2] == "3"
+    assert {line[5] for line in lines} == {str(SAMPLES)}
+    batches = status.ask(endpoint)["streams"]["train"]["batches"]
+    assert int(lines[-1][1]) == 3 * batches
+    want = evaluated_here(endpoint, checkpoints)
+    assert [float(lines[-1][at]) for at in (3, 4)] == pytest.approx([want["loss"], want["root"]], rel=1e-3)
