@@ -314,6 +314,7 @@ TRAINER_CLIENT = (
     "EndedError",
     "Feed",
     "FeedCheckpoint",
+    "InitialValues",
     "LevelledOff",
     "LostError",
     "NoProgress",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from trainer_client.session.batch_iterator import Reading
     from trainer_client.tf.pipelines.pipeline import run_pipeline
     from trainer_client.training.checkpoints.feed_checkpoint import FeedCheckpoint
+    from trainer_client.training.checkpoints.initial_values import InitialValues
     from trainer_client.training.evaluating.validation import Validation
     from trainer_client.training.runs.early_stop import EarlyStop
     from trainer_client.training.runs.elastic import run_elastic
@@ -60,6 +61,7 @@ __all__ = [
     "EndedError",
     "Feed",
     "FeedCheckpoint",
+    "InitialValues",
     "LevelledOff",
     "LostError",
     "NoProgress",
@@ -101,6 +103,7 @@ _MODULES = {
     "EndedError": "shared.errors",
     "Feed": "trainer_client.feed",
     "FeedCheckpoint": "trainer_client.training.checkpoints.feed_checkpoint",
+    "InitialValues": "trainer_client.training.checkpoints.initial_values",
     "LevelledOff": "trainer_client.training.runs.stop_rules",
     "LostError": "shared.errors",
     "NoProgress": "trainer_client.training.runs.stop_rules",

@@ -53,7 +53,6 @@ _VERSION = re.compile(r"\.v?\d+")
 #: Options of `train` that change nothing without another one.
 _TRAIN_NEEDS = {
     "--validate-every": "--validate",
-    "--metrics-targets": "--metrics-listen",
     "--metrics-token": "--metrics-listen",
     "--insecure": "--metrics-listen",
 }
@@ -279,6 +278,8 @@ def _is_given(options: argparse.Namespace, flag: str) -> bool:
     None, an empty text or list, and a flag that is off do not.
     """
     value = getattr(options, flag.removeprefix("--").replace("-", "_"))
+    if isinstance(value, tuple):  # an address, and what may come with it
+        value = value[0]
     # Not by its truth: `--seed 0` is given, and 0 == False, so that only `is` tells a flag that is off from it.
     return value not in (None, "", []) and value is not False
 

@@ -193,6 +193,30 @@ def test_one_module_is_trained_judged_exported_evaluated_and_predicted_with(fold
     assert len((folder / "out.jsonl").read_text().splitlines()) == SAMPLES
 
 
+@pytest.mark.heritage("L12")
+def test_a_run_begins_with_a_part_of_another_model_and_says_what_was_not_taken(folder: Path, endpoint: str) -> None:
+    """It has more units: all is refused, the layer that fits is taken when it is named, and later runs go on."""
+    source, own = folder / "pretrained", folder / "tuned"
+    stream = ("--stream", "again", "--save-every", "1", "steps")
+    ended(start(folder, endpoint, "train", *stream, "--checkpoint", str(source), "--param", "units=3", "--steps", "2"))
+    arrays, record = saved(source)
+    how = (*stream, "--checkpoint", str(own), "--param", "units=4", "--initial", str(source))
+    _, complained = ended(start(folder, endpoint, "train", *how, "--steps", "1"), 1)
+    assert "other shapes: " in complained
+    assert "name it behind the file" in " ".join(complained.split())
+    assert not list(own.glob("*.npz"))
+    (fits,) = [
+        name for name, at in zip(record["names"], arrays, strict=False) if name.endswith("bias") and at.size == 1
+    ]
+    lines, _ = ended(start(folder, endpoint, "train", *how, fits, "--steps", "1"))
+    assert lines[0].startswith(f"LOADED: 1 of 4 variables from {source}/0000000")
+    assert lines[1] == "STARTING: training again from epoch 0, step 0, until 1 steps"
+    lines, _ = ended(start(folder, endpoint, "train", *how, fits, "--steps", "2"))
+    assert lines[0] == "STARTING: training again from epoch 0, step 1, until 2 steps"
+    _, complained = ended(start(folder, endpoint, "train", *how[:-1], str(folder / "nowhere"), "--steps", "9"), 2)
+    assert "nowhere: expected a folder of checkpoints" in " ".join(complained.split())
+
+
 #: Modules that cannot be trained: what each holds, and what `train` says of it.
 FAULTY = {
     "unimportable": ("import no_such_module_of_levels", "to be importable"),
@@ -325,8 +349,8 @@ def test_how_long_each_phase_takes_is_a_metric_while_it_trains(folder: Path, end
         port = free.getsockname()[1]
     arguments = ("--checkpoint", str(folder / "measured"), "--model", "slow_levels", "--max-time", "600")
     process = start(
-        folder, endpoint, "train", *arguments, "--metrics-targets", str(targets),
-        "--metrics-listen", f"0.0.0.0:{port}", "--metrics-token", str(token),
+        folder, endpoint, "train", *arguments,
+        "--metrics-listen", f"0.0.0.0:{port}", str(targets), "--metrics-token", str(token),
         "--save-every", "2", "steps", "--log-every", "1",
     )  # fmt: skip
     with process:

@@ -57,7 +57,7 @@ class Losses(keras.callbacks.Callback):
         self.seen.append(logs["loss"])
 
 
-def trained(folder, placement, feed, *, optimizer=None, model=Spoken, loss=None, until=None, **settings):
+def trained(folder, placement, feed, *, optimizer=None, model=Spoken, loss=None, until=None, callbacks=(), **settings):
     """Losses of a run's steps, and the loop; of a placement that lends, it is the model of the first run."""
 
     def new():
@@ -71,7 +71,7 @@ def trained(folder, placement, feed, *, optimizer=None, model=Spoken, loss=None,
     data = TrainingData(feed=feed, elements=placement.data(feed, FORM), for_each_shape=partial(feed.warm_up, **FORM))
     losses = Losses()
     settings = LoopSettings(until=until or Until(steps=20), checkpoints=folder, **settings)
-    loop = TrainingLoop(made, data, placement, settings, [losses])
+    loop = TrainingLoop(made, data, placement, settings, [losses, *callbacks])
     loop.run()
     return losses.seen, loop
 
@@ -102,6 +102,9 @@ def _run(folder: Path) -> None:
         if rank:
             loop._model.variables[0].assign(loop._model.variables[0] + 1)
         came["unequal"] = _refusal(loop.check_replicas)
+        came["copied"] = loop.broadcast_variables()
+        came["equal again"] = _refusal(loop.check_replicas)
+        came["first"] = loop._model.variables[0].numpy().tolist()
         came["different"] = _refusal(partial(_trained, placement, feed(), model=partial(HalfTrained, rank)))
         poisoned = feed()
         if rank:
@@ -165,6 +168,13 @@ def _run_several(folder: Path, replicas: int) -> None:
         losses, loop = trained(Path(own), placement, spread_feed(epochs=STEPS, **placement.ranks))
         variables = [*loop._model.variables, *loop._model.optimizer.variables]
         came |= {"losses": losses, "variables": [each.numpy().tolist() for each in variables]}
+        loop.check_replicas()
+        rank = placement.judging["rank"]
+        for variable in variables[:2] if rank else ():
+            last = placement._strategy.experimental_local_results(variable.value)[-1]
+            last.assign(last + 1)
+        came["copied"] = loop.broadcast_variables()
+        came["variables again"] = [each.numpy().tolist() for each in variables]
         loop.check_replicas()
     rank = placement.judging["rank"]
     came["uneven"] = _refusal(partial(refuse_uneven, replicas + rank, placement.judging["world"]))

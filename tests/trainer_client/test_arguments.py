@@ -30,7 +30,7 @@ EVALUATE, PREDICT = ("evaluate", *JOB), ("predict", *JOB)
         ((*TRAIN, "--save-every", "steps", "2"), "argument --save-every: expected steps or seconds after the number"),
         ((*TRAIN, "--save-every", "2.5", "steps"), "argument --save-every: expected a number of steps, got 2.5"),
         ((*TRAIN, "--save-every", "2"), "argument --save-every: expected 2 arguments"),
-        ((*TRAIN, "--metrics-targets", "here"), "argument --metrics-targets: expected --metrics-listen with it"),
+        ((*TRAIN, "--metrics-listen", "127.0.0.1", "here", "there"), "argument --metrics-listen: expected an address"),
         ((*TRAIN, "--metrics-token", "here"), "argument --metrics-token: expected --metrics-listen with it"),
         ((*TRAIN, "--insecure"), "argument --insecure: expected --metrics-listen with it"),
         (

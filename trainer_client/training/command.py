@@ -20,6 +20,7 @@ from trainer_client.arguments import (
     whole,
     wrong_usage,
 )
+from trainer_client.training.checkpoints.initial_values import InitialValues
 from trainer_client.training.runs.until import LoopSettings, Until
 from trainer_client.training.strategies.options import ALL_REDUCES, HEEDED, VARIABLES_ON, StrategyOptions
 
@@ -119,6 +120,13 @@ def _add_saving(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--keep", type=whole, default=3, metavar="N", help="keep the newest N checkpoints (default: 3)")
     group.add_argument(
+        "--initial",
+        nargs="+",
+        metavar=("PATH", "PART"),
+        help="begin with the variables in PATH, a folder of checkpoints, one of these or a .keras file, if the run has "
+        "no checkpoint yet; with PARTs: with these layers alone, such as encoder or block_*",
+    )
+    group.add_argument(
         "--export",
         type=Path,
         metavar="PATH",
@@ -138,15 +146,10 @@ def _add_reports(command: argparse.ArgumentParser) -> None:
     group.add_argument("--summaries", type=Path, metavar="FOLDER", help="write summaries for TensorBoard to FOLDER")
     group.add_argument(
         "--metrics-listen",
-        default="",
-        metavar="HOST[:PORT]",
-        help="serve Prometheus metrics at this address, such as 127.0.0.1:9100; without a port, at any free one",
-    )
-    group.add_argument(
-        "--metrics-targets",
-        type=Path,
-        metavar="FOLDER",
-        help="announce the metrics' address to Prometheus by a file in FOLDER",
+        action=_Listen,
+        metavar=("HOST[:PORT]", "FOLDER"),
+        help="serve Prometheus metrics at this address, such as 127.0.0.1:9100, without a port at any free one; and "
+        "announce it to Prometheus by a file in FOLDER, if one is named",
     )
     group.add_argument(
         "--metrics-token",
@@ -156,6 +159,26 @@ def _add_reports(command: argparse.ArgumentParser) -> None:
         "or --insecure is needed",
     )
     group.add_argument("--insecure", action="store_true", help="serve metrics beyond loopback without a token")
+
+
+class _Listen(argparse.Action):
+    """The `--metrics-listen HOST[:PORT] [FOLDER]` action: an address, and where to announce it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:
+        super().__init__(option_strings, dest, nargs="+", default=("", None), **how)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep address and folder; raise ArgumentError for more than these."""
+        if len(values) > 2:
+            raise argparse.ArgumentError(self, f"expected an address and a folder at most, got {' '.join(values)}")
+        address, *folder = values
+        setattr(namespace, self.dest, (address, Path(folder[0]) if folder else None))
 
 
 _STRATEGIES = """\
@@ -238,10 +261,15 @@ def _train(options: argparse.Namespace) -> int:
     from trainer_client.training.train import TrainOrder, train
 
     strategy = StrategyOptions(name=options.strategy, **{name: getattr(options, name) for name in _STRATEGY_OPTIONS})
+    initial = None
     with wrong_usage(options):
+        if options.initial:
+            path, *parts = options.initial
+            initial = InitialValues(path, parts=parts)
         strategy.refuse_unheeded()
         until = Until(epochs=options.epochs, steps=options.steps, max_time_s=options.max_time)
-        listening_of(options.metrics_listen, 0, options.metrics_token, insecure=options.insecure)
+        address, targets = options.metrics_listen
+        listening_of(address, 0, options.metrics_token, insecure=options.insecure)
     train(
         TrainOrder.of(
             options,
@@ -258,6 +286,7 @@ def _train(options: argparse.Namespace) -> int:
                 retries=options.retries,
                 xla=options.xla,
                 summaries=options.summaries,
+                initial=initial,
             ),
             judges=tuple(options.validate or ()),
             judge_every=options.validate_every or {"epochs": 1},
@@ -265,8 +294,8 @@ def _train(options: argparse.Namespace) -> int:
             precision=options.precision,
             seed=options.seed,
             metrics={
-                "metrics_targets": options.metrics_targets,
-                "metrics_listen": options.metrics_listen,
+                "metrics_targets": targets,
+                "metrics_listen": address,
                 "metrics_token": options.metrics_token,
                 "metrics_insecure": options.insecure,
             },

@@ -24,6 +24,8 @@ from trainer_client.network.coordinator_client import wait_for_coordinator
 from trainer_client.training.runs.model_module import JobOrder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trainer_client.feed import Feed
     from trainer_client.training.loop.placement import Placement
     from trainer_client.training.loop.training_loop import TrainingData
@@ -113,7 +115,7 @@ def _train_with_servers(order: TrainOrder) -> None:
         return
     _refuse_closed(order, writes=place.is_master)
     with ExitStack() as stack:
-        # Only the chief calls callbacks, so only it connects to validation streams.
+        # Only the chief calls callbacks; others connect to validation streams when it offers them to evaluate together.
         judges = [stack.enter_context(_connect_judge(order, name, rank=0)) for name in order.judges if place.is_master]
         feed = _connect(stack, order, rank=0, epochs=servers.epochs_of(order.loop.until))
         with quick_import():  # TensorFlow takes seconds
@@ -122,12 +124,36 @@ def _train_with_servers(order: TrainOrder) -> None:
         model = _model(order, Single())
         data = _data(order, feed, Single())
         callbacks = _callbacks(order, judges) if place.is_master else []
+        evaluations = _evaluations(stack, order, model, judges if place.is_master else None)
         order.module.refuse_unknown_parameters()
         connections = servers.connections_to(place, order.keys, order.connect_timeout_s)
         stack.callback(connections.close)
         worker = servers.worker_settings(place, order.strategy, order.loop.until)
-        ServedLoop(model, data, connections, worker, order.loop, callbacks).run()
+        ServedLoop(model, data, connections, worker, order.loop, callbacks, evaluations).run()
         _export(order, model, data, writes=place.is_master)
+
+
+def _evaluations(stack: ExitStack, order: TrainOrder, model: Any, judges: Sequence[Feed] | None) -> Any:
+    """Return this worker's part in evaluations, or None without validation streams; `judges` are the chief's feeds.
+
+    Raise SettingsError if metrics or `feed_keys` of the module are unfit; errors of its functions are passed on.
+    """
+    if not order.judges:
+        return None
+    from trainer_client.training.evaluating.evaluation_part import EvaluationPart
+    from trainer_client.training.servers.joint_evaluation import EvaluationFollower, EvaluationLeader
+
+    every = order.judge_every["epochs"]
+    if judges is not None:
+        return EvaluationLeader(judges, every)
+    keys, metrics = order.module.feed_keys(), order.module.make_if_there("eval_metrics") or ()
+
+    def connect(streams: Sequence[str]) -> EvaluationPart:
+        # Only once these are offered: of a stream in lockstep, connecting would take the place from the chief.
+        feeds = [stack.enter_context(_connect_judge(order, name, rank=0)) for name in order.judges if name in streams]
+        return EvaluationPart(model, [(feed, feed.dataset(**keys)) for feed in feeds], metrics)
+
+    return EvaluationFollower(connect, every)
 
 
 def placement_of(options: StrategyOptions) -> Placement:

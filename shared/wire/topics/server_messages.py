@@ -24,10 +24,14 @@ from shared.wire.message_parts import (
 )
 
 __all__ = [
+    "AskEvaluation",
     "Finish",
     "Look",
+    "OfferEvaluation",
+    "OfferedEvaluation",
     "Order",
     "Pull",
+    "PullCut",
     "Push",
     "Quit",
     "Save",
@@ -40,6 +44,8 @@ __all__ = [
 ]
 
 _MOST_PARTS = 2**13
+#: How many evaluation streams an evaluation may be on.
+_MOST_STREAMS = 64
 
 
 @message("Look", to="parameter server", by=("trainer",))
@@ -116,9 +122,9 @@ class Push(Message):
 @message("Taken")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken(Message):
-    """Answer to `Push`, `ServeShare`, `Withdraw`, `SetRate` and `Finish`.
+    """Answer to `Push`, `ServeShare`, `Withdraw`, `SetRate`, `OfferEvaluation` and `Finish`.
 
-    It also answers `Pull` and `Save` where there are no values to give.
+    It also answers `Pull`, `PullCut`, `Save` and `AskEvaluation` where there is nothing to give.
     """
 
     serial: int = wire(COUNT)
@@ -152,12 +158,65 @@ class Save(Message):
 @message("Values")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values(Message):
-    """Answer to `Pull` and `Save`; the values follow."""
+    """Answer to `Pull`, `PullCut` and `Save`; the values follow."""
 
     serial: int = wire(COUNT)
     version: int = wire(COUNT)
     done: DoneSet | None = wire(Maybe(record(DoneSet)))
     nbytes: int = wire(SIZE)
+
+
+@message("OfferEvaluation", to="parameter server", by=("trainer",))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferEvaluation(Message):
+    """Offer of the chief to evaluate its last cut together; variables that servers do not hold follow."""
+
+    serial: int = wire(COUNT)
+    trainer: int = wire(ID)
+    generation: int = wire(ID)
+    cut: int = wire(ID)
+    epoch: int = wire(EPOCH)
+    step: int = wire(COUNT)
+    label: str = wire(NAME)
+    streams: tuple[str, ...] = wire(Many(NAME, _MOST_STREAMS))
+    nbytes: int = wire(SIZE)
+
+
+@message("AskEvaluation", to="parameter server", by=("trainer",))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskEvaluation(Message):
+    """Question of a worker whether there is an evaluation to take part in, other than the one that it knows."""
+
+    serial: int = wire(COUNT)
+    trainer: int = wire(ID)
+    generation: int = wire(ID)
+    known: int = wire(ID)
+
+
+@message("OfferedEvaluation")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedEvaluation(Message):
+    """Answer to `AskEvaluation`; what came with the offer follows, unless the worker knows it."""
+
+    serial: int = wire(COUNT)
+    cut: int = wire(ID)
+    epoch: int = wire(EPOCH)
+    step: int = wire(COUNT)
+    label: str = wire(NAME)
+    streams: tuple[str, ...] = wire(Many(NAME, _MOST_STREAMS))
+    over: str = wire(NAME)
+    nbytes: int = wire(SIZE)
+
+
+@message("PullCut", to="parameter server", by=("trainer",))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullCut(Message):
+    """Request of a worker for the values of a cut."""
+
+    serial: int = wire(COUNT)
+    trainer: int = wire(ID)
+    generation: int = wire(ID)
+    cut: int = wire(ID)
 
 
 @message("Finish", to="parameter server", by=("trainer",))

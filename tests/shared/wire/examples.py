@@ -303,6 +303,22 @@ EXAMPLES: tuple[m.Message, ...] = (
     servers.SetRate(serial=5, trainer=2**63 + 1, generation=2**62, rate=0.001),
     servers.Save(serial=5, generation=2**62, cut=2**61, settled=2),
     servers.Values(serial=5, version=18, done=DONE, nbytes=9600),
+    servers.OfferEvaluation(
+        serial=6,
+        trainer=2**63 + 1,
+        generation=2**62,
+        cut=2**61,
+        epoch=3,
+        step=18,
+        label="words",
+        streams=("dev", "test"),
+        nbytes=64,
+    ),
+    servers.AskEvaluation(serial=7, trainer=2**63 + 2, generation=2**62, known=2**60),
+    servers.OfferedEvaluation(
+        serial=7, cut=2**61, epoch=3, step=18, label="words", streams=("dev", "test"), over="", nbytes=64
+    ),
+    servers.PullCut(serial=8, trainer=2**63 + 2, generation=2**62, cut=2**61),
     servers.Finish(serial=6, generation=2**62, why="75 epochs are reached"),
     servers.Quit(trainer=2**63 + 1),
     servers.Order(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -23,8 +24,14 @@ from shared.errors import EndedError, SettingsError, WorldChangedError
 from shared.logs import Log
 from trainer_client.tf.dataset import ranks_of
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
-from trainer_client.training.checkpoints.fit_stand_ins import CountedBatches, EpochTimes, FitEvaluation, StopWatch
-from trainer_client.training.checkpoints.saved_model import assign_arrays, plain_arrays, plain_value
+from trainer_client.training.checkpoints.fit_stand_ins import (
+    CountedBatches,
+    EpochTimes,
+    FitEvaluation,
+    StopWatch,
+    check_keras,
+)
+from trainer_client.training.checkpoints.saved_model import assign_arrays, model_record, plain_arrays, plain_value
 from trainer_client.training.runs.run_loop import JOB_ENDED, progress_of
 from trainer_client.training.runs.until import RunTotals
 
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from trainer_client.feed import Feed
+    from trainer_client.training.checkpoints.initial_values import InitialValues
     from trainer_client.training.runs.early_stop import EarlyStop
     from trainer_client.training.runs.until import Until
 
@@ -61,6 +69,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             unbroken one would.
         until: The target at which to end `fit`, which may count from the checkpoint. With it, the callback prints when
             training starts and how it ended; pass its `epochs` to `fit`.
+        initial: `InitialValues` to begin with if there is no checkpoint in the folder.
 
     Attributes:
         times: How long the last epoch waited for data and computed; None before the first has ended.
@@ -87,16 +96,15 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         keep: int = 3,
         early_stop: EarlyStop | None = None,
         until: Until | None = None,
+        initial: InitialValues | None = None,
     ) -> None:
         super().__init__()
-        _check_keras(keras.__version__)
+        check_keras(keras.__version__)
         if keep < 1 or (every is not None and every < 1):
             raise SettingsError(
-                expected="every and keep of at least 1",
-                got=f"every={every}, keep={keep}",
-                where="FeedCheckpoint",
+                expected="every and keep of at least 1", got=f"every={every}, keep={keep}", where="FeedCheckpoint",
                 remedy="Pass 1 or more.",
-            )
+            )  # fmt: skip
         self.times: EpochTimes | None = None
         self._session = feed._session
         self._log = Log("trainer", stream=self._session.spec.stream)
@@ -105,12 +113,12 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._early_stop = early_stop
         if early_stop is not None:
             early_stop.be_kept_by_checkpoint()
-        self._until = until
+        self._until, self._initial = until, initial
         self._progress = None if until is None else progress_of(until, self._session)
         #: Rows trained on when steps were last counted, and when results were last shared.
         self._rows = self._rows_before = 0
-        #: What to assign once the model has its variables; None: nothing.
-        self._pending: Mapping[str, NDArray[np.generic]] | None = None
+        #: Assigns values once the model has its variables; None: nothing is to be assigned.
+        self._pending: Callable[[], None] | None = None
         #: The epoch of `fit`, and that of the feed's cursor as it began.
         self._epoch = self._feed_epoch = 0
         #: Whether a step was taken; and how many since the last save.
@@ -386,12 +394,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             return
         began_s = time.perf_counter()
         arrays = plain_arrays(self._variables())
-        record = {
-            "epoch": next_epoch,
-            "feed": feed,
-            "step": self._step(),
-            "model_variables": len(self.model.variables),
-        }
+        record = {"epoch": next_epoch, "feed": feed, "step": self._step(), **model_record(self.model)}
         if self._early_stop is not None:
             record["early_stop"] = self._early_stop.state()
         if self._progress is not None:
@@ -431,6 +434,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         if checkpoint is None:
             self._session.cursor.rewind()
             self._restore_early_stop({})
+            if self._initial is not None:
+                self._assign_once_built(partial(self._initial, self.model, prints=self._writes()))
             self._begin(RunTotals())
             if self._session.is_elastic:
                 self._share_first_weights()
@@ -442,7 +447,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         is_over = self._begin(RunTotals.of_checkpoint(record))
         if self._restore_early_stop(record.get("early_stop", {})) or is_over:
             self.model._initial_epoch = max(record["epoch"], self.params["epochs"])  # noqa: SLF001 - no epoch is left
-        self._assign_once_built(arrays)
+        self._assign_once_built(partial(self._assign_all, arrays))
 
     def _share_first_weights(self) -> None:
         """Have all ranks of the first elastic world begin with the chief's weights, which others wait for.
@@ -458,7 +463,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._session.cursor.restore(self._session.cursor.state())
         checkpoint = self._folder.read_last()
         if checkpoint is not None:
-            self._assign_once_built(checkpoint[0])
+            self._assign_once_built(partial(self._assign_all, checkpoint[0]))
 
     def _begin(self, there: RunTotals) -> bool:
         """Begin with the checkpoint's totals, or raise as `begin` does; return whether a target is reached already."""
@@ -472,29 +477,23 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         return self._early_stop is not None and self._early_stop.restore(state)
 
     def _restore_pending(self, batch: Any) -> None:
-        """Build the model on a batch and assign what is left to restore, if any; raise DataError if it does not fit."""
+        """Build the model on a batch and assign what is left to assign, if any; raise DataError if it does not fit."""
         if self._pending is not None:
             inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
             self.model(inputs)
-            self._assign(self._pending)
+            self._assign_pending()
 
-    def _assign_once_built(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Assign a checkpoint's values if the model is built, else with the first batch; raise DataError if unfit."""
-        self._pending = arrays
+    def _assign_once_built(self, assign: Callable[[], None]) -> None:
+        """Assign values if the model is built, else with the first batch; errors of assigning are passed on."""
+        self._pending = assign
         if self.model.built:
-            self._assign(arrays)
+            self._assign_pending()
 
-    def _assign(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        variables = self._variables()
+    def _assign_pending(self) -> None:
+        assert self._pending is not None
         with self.model.distribute_strategy.scope():
-            assign_arrays(variables, arrays)
+            self._pending()
         self._pending = None
 
-
-def _check_keras(version: str) -> None:
-    """Raise SettingsError for a Keras before 3.7.
-
-    There, a train function that is given a Python iterator would train on its first batch over and over.
-    """
-    if tuple(int(part) for part in version.split(".")[:2]) < (3, 7):
-        raise SettingsError(expected="Keras 3.7 or later", got=version, where="FeedCheckpoint", remedy="Upgrade keras.")
+    def _assign_all(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        assign_arrays(self._variables(), arrays)

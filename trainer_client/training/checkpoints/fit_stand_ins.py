@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from shared.errors import EndedError
+from shared.errors import EndedError, SettingsError
 from trainer_client.tf import ctrl_c
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trainer_client.session.feed_session import FeedSession
 
-__all__ = ["CountedBatches", "EpochTimes", "FitEvaluation", "StopWatch"]
+__all__ = ["CountedBatches", "EpochTimes", "FitEvaluation", "StopWatch", "check_keras"]
 
 _NAME = f"{EndedError.__module__}.{EndedError.__qualname__}:"
 #: The argument with which Keras's `fit` evaluates an epoch.
@@ -149,3 +149,12 @@ class FitEvaluation:
                 raise
         self._on_ended()
         return {}
+
+
+def check_keras(version: str) -> None:
+    """Raise SettingsError for a Keras before 3.7.
+
+    There, a train function that is given a Python iterator would train on its first batch over and over.
+    """
+    if tuple(int(part) for part in version.split(".")[:2]) < (3, 7):
+        raise SettingsError(expected="Keras 3.7 or later", got=version, where="FeedCheckpoint", remedy="Upgrade keras.")

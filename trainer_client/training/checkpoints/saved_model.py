@@ -13,11 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import DataError
+from shared.logs import Log
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.initial_values import variable_names
 from trainer_client.training.runs.until import NotedMeans, RunTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -26,15 +28,20 @@ if TYPE_CHECKING:
     from trainer_client.training.checkpoints.checkpoint_folder import Arrays
     from trainer_client.training.runs.early_stop import EarlyStop
 
-__all__ = ["SavedRun", "assign_arrays", "assign_values", "plain_arrays", "plain_value"]
+__all__ = ["SavedRun", "assign_arrays", "assign_values", "model_record", "plain_arrays", "plain_value"]
 
 
 class SavedRun:
-    """A folder of checkpoints of one model, its optimizer and its feed; `writes` says whether this process writes."""
+    """A folder of checkpoints of one model, its optimizer and its feed; `writes` says whether this process writes.
 
-    def __init__(self, folder: Path, keep: int, *, writes: bool) -> None:
+    `initial` gives the model its first values if there is no checkpoint yet.
+    """
+
+    def __init__(self, folder: Path, keep: int, *, writes: bool, initial: Callable[..., object] | None = None) -> None:
         self._folder = CheckpointFolder(folder, keep)
         self._writes = writes
+        self._initial = initial
+        self._log = Log("trainer")
 
     def mark(self, *, finished: bool) -> None:
         """Mark the folder as finished, so that its followers stop waiting for checkpoints, or as unfinished.
@@ -62,7 +69,7 @@ class SavedRun:
             "epoch": totals.epochs,
             "feed": feed,
             "step": totals.steps,
-            "model_variables": len(model.variables),
+            **model_record(model),
             "run": totals.state(),
             "noted": noted.state(),
         }
@@ -80,17 +87,21 @@ class SavedRun:
     ) -> tuple[RunTotals, NotedMeans]:
         """Restore the newest checkpoint, and return its totals and the means noted so far.
 
-        Without one the feed goes to its beginning, and the model stays as it is. Raise DataError if all checkpoints are
-        damaged, or if the newest intact one is of another model, and SettingsError if it is of another job, stream or
-        plan. The feed's errors of attaching at the cursor (RefusedError, LostError) are passed on, and OSError if the
-        folder cannot be read.
+        Without one the feed goes to its beginning, and the model gets its initial values, if there are any. Raise
+        DataError if all checkpoints are damaged, or if the newest intact one is of another model, and SettingsError if
+        it is of another job, stream or plan. The feed's errors of attaching at the cursor (RefusedError, LostError) and
+        errors of initial values are passed on, and OSError if the folder cannot be read.
         """
         checkpoint = self._folder.read_last()
         if checkpoint is None:
             session.cursor.rewind()
             if early_stop is not None:
                 early_stop.restore({})
+            if self._initial is not None:
+                self._initial(model, prints=self._writes)
             return RunTotals(), NotedMeans()
+        if self._initial is not None:
+            self._log.info("initial values are not loaded: there is a checkpoint", file=self._folder.newest_used)
         arrays, record = checkpoint
         # The cursor first: one of another plan is refused before the model has changed.
         session.cursor.restore(record["feed"])
@@ -117,6 +128,11 @@ def _take_in(model: Any, early_stop: EarlyStop | None, arrays: Arrays, record: M
     if early_stop is not None:
         early_stop.restore(record.get("early_stop", {}))
     return RunTotals.of_checkpoint(record)
+
+
+def model_record(model: Any) -> dict[str, Any]:
+    """Return what a checkpoint's record says of the model: how many variables it has, and their names."""
+    return {"model_variables": len(model.variables), "names": variable_names(model)}
 
 
 def _variables(model: Any) -> list[Any]:

@@ -58,7 +58,7 @@ class Evaluator:
         #: Values to assign to the model's variables before its first batch.
         self._arrays: Sequence[NDArray[Any]] | None = None
         #: How many batches were counted, in all evaluations.
-        self._batches = 0
+        self.batches = 0
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -187,9 +187,9 @@ class Evaluator:
         """
         states = self._states
         assert states is not None
-        self._batches += 1
+        self.batches += 1
         # The second term is true for powers of two: ever more seldom, because a checked batch is counted twice.
-        is_checked = self._batches <= _CHECKED or self._batches & (self._batches - 1) == 0
+        is_checked = self.batches <= _CHECKED or self.batches & (self.batches - 1) == 0
         once, twice = self._step(*parts, tf.constant(is_checked))
         if is_checked:
             odd = states.not_additive(once.numpy(), twice.numpy())

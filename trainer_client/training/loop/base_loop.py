@@ -76,7 +76,7 @@ class BaseLoop:
         self._params: dict[str, Any] = {"verbose": 0, "epochs": None, "steps": None}
         self._callbacks.set_params(self._params)
         self._early_stop = _only_early_stop(callbacks)
-        self._saved = SavedRun(settings.checkpoints, settings.keep, writes=writes)
+        self._saved = SavedRun(settings.checkpoints, settings.keep, writes=writes, initial=settings.initial)
         self._progress = progress_of(settings.until, session)
         self._teller = Teller(session, settings.summaries, settings.tell_every, is_quiet=not writes)
         self._writes = writes

@@ -92,6 +92,14 @@ class Placement(ABC):
         nothing.
         """
 
+    def broadcast(self, model: Any) -> list[str]:
+        """Copy variables, the optimizer's too, from the first replica to all; return the paths of all that differed.
+
+        Only those count that differed in this process. All processes call it at the same step; raise LostError if a
+        process is lost. Where variables have one copy, do nothing, and return none.
+        """
+        return []
+
     def heeds(self, *, asked: bool) -> bool:
         """Return whether to stop now; `asked` says whether this process was asked to.
 

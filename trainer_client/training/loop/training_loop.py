@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import EndedError, RefusedError
 from trainer_client.tf import ctrl_c
 from trainer_client.training.loop.base_loop import BaseLoop, TrainingData
-from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
+from trainer_client.training.runs.run_loop import JOB_ENDED, LOOP, STEPS_DONE
 from trainer_client.training.runs.until import LoopSettings, NotedMeans
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class TrainingLoop(BaseLoop):
         super().__init__(model, data, placement, settings, callbacks, writes=placement.writes)
         #: Whether a step is in hand, and whether the epoch is over but not evaluated yet.
         self._is_in_step = self._is_ending_epoch = False
+        #: For callbacks, whose `params` these are.
+        self._params[LOOP] = self
 
     def run(self) -> str:
         """Train until the target is reached, or training ends early; return why it ended.
@@ -77,10 +79,19 @@ class TrainingLoop(BaseLoop):
     def check_replicas(self) -> None:
         """Raise DataError if variables, the optimizer's too, are not the same on all replicas.
 
-        It is checked before the first step as well. All processes have to call it at the same step. Raise LostError if
-        a process is lost. Where variables have one copy, do nothing.
+        All processes have to call it at the same step. Raise LostError if a process is lost. Where variables have one
+        copy, do nothing.
         """
         self._placement.refuse_unequal(self._model)
+
+    def broadcast_variables(self) -> list[str]:
+        """Copy variables, the optimizer's too, from the first replica to all others, of all processes.
+
+        Return the paths of all that differed in this process. It is done before the first step as well. All processes
+        have to call it at the same step; callbacks find this loop in their `params`, under `"loop"`. Raise LostError if
+        a process is lost. Where variables have one copy, do nothing, and return none.
+        """
+        return self._placement.broadcast(self._model)
 
     # --- steps ---
 
@@ -219,8 +230,10 @@ class TrainingLoop(BaseLoop):
             self._warm_up()
         self._saved.mark(finished=False)
         there, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
-        # A process may have read another checkpoint folder than the others.
-        self.check_replicas()
+        # A replica may have begun with other values, such as those of another checkpoint folder.
+        changed = self.broadcast_variables()
+        if changed:
+            self._log.warning("variables differed from the first replica's, and have its values now", variables=changed)
         self._saved_steps = there.steps
         self._model.stop_training = False
         self._start(there)

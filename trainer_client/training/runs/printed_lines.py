@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["finished_line", "judged_json", "judged_line", "spell_time", "starting_line"]
+__all__ = ["finished_line", "judged_json", "judged_line", "part_line", "spell_time", "starting_line"]
 
 
 def starting_line(work: str) -> str:
@@ -29,6 +29,12 @@ def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float]
     lacking = f"{given_up} batches were" if given_up > 1 else "1 batch was"
     share = f": a share, {lacking} given up" if given_up else ""
     return f"{stream} at step {step}, after {epochs} epochs: {results} ({values['rows']:.0f} samples{share})"
+
+
+def part_line(stream: str, step: int, epochs: int, batches: int) -> str:
+    """Return the line of a process that took part in another one's evaluation: how many batches it has evaluated."""
+    count = "1 batch was" if batches == 1 else f"{batches} batches were"
+    return f"{stream} at step {step}, after {epochs} epochs: {count} evaluated here"
 
 
 def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float], **more: object) -> str:

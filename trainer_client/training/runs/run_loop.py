@@ -14,18 +14,20 @@ from trainer_client.training.runs.run_progress import RunProgress
 from trainer_client.training.runs.until import NotedMeans, RunTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from trainer_client.batch import Batch
     from trainer_client.feed import Feed
     from trainer_client.session.feed_session import FeedSession
     from trainer_client.training.runs.until import Until
 
-__all__ = ["JOB_ENDED", "STEPS_DONE", "Run", "progress_of"]
+__all__ = ["JOB_ENDED", "LOOP", "STEPS_DONE", "Run", "progress_of"]
 
 JOB_ENDED = "the job was ended"
 #: Under this key, callbacks of our own loops find in their `params` how many steps are done since the model began.
 STEPS_DONE = "steps done"
+#: Under this key, callbacks of a `TrainingLoop` find the loop, to call its `broadcast_variables` for example.
+LOOP = "loop"
 
 
 class Run:
@@ -37,6 +39,8 @@ class Run:
     Args:
         feed: The feed of a stream for training.
         until: Where the run ends.
+        initial: What gives the model its first values, called as the loop begins unless `restore` was called before:
+            `InitialValues` of a Keras model, or a function of yours.
 
     Raises:
         SettingsError: The feed is of a stream for evaluation.
@@ -51,8 +55,10 @@ class Run:
         '3 steps are reached'
     """
 
-    def __init__(self, feed: Feed, until: Until) -> None:
+    def __init__(self, feed: Feed, until: Until, *, initial: Callable[[], object] | None = None) -> None:
         self._feed = feed
+        #: None once it was called, or the run was restored.
+        self._initial = initial
         self._session = feed._session
         if self._session.spec.evaluation:
             raise SettingsError(
@@ -131,6 +137,9 @@ class Run:
         self._progress.stop(why)
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._initial is not None:
+            self._initial()
+            self._initial = None
         there = self._there
         self._progress.begin(
             f"training {self._session.spec.stream}",
@@ -262,6 +271,7 @@ class Run:
             >>> run.restore(run.state())
         """
         self._feed.restore(state["feed"])
+        self._initial = None
         self._there = RunTotals.of(state["run"])
         self._noted = NotedMeans.of(state["noted"])
 

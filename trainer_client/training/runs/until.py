@@ -186,6 +186,9 @@ class LoopSettings:
     xla: bool = False
     #: The folder for summaries; None: write none.
     summaries: Path | None = None
+    #: Gives the model its first values if there is no checkpoint, as `InitialValues` does; None: it begins as it was
+    #: made.
+    initial: Callable[..., object] | None = None
 
 
 class AgreedTime:

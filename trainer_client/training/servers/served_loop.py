@@ -7,6 +7,7 @@ Rules:
 - A chief that begins while servers serve goes on with what they have.
 - A learning rate that the chief's callbacks set is on the servers before anything else is trained here. If servers go
   back to a checkpoint, so does the rate, and the epoch's callbacks are called again.
+- Other workers take part in the chief's evaluations between their batches, and after the last one wait a while for it.
 - A worker that joins servers goes where the queue is then: the chief may have taken it back since the worker attached.
 """
 
@@ -25,6 +26,7 @@ from trainer_client.training.loop.teller import Scope
 from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
 from trainer_client.training.runs.until import NotedMeans, RunTotals
 from trainer_client.training.servers.applied import merged
+from trainer_client.training.servers.joint_evaluation import JointEvaluation
 from trainer_client.training.servers.served_model import MovedError, ServedModel
 from trainer_client.training.servers.served_optimizer import CollectedGradients, OptimizerSettings
 from trainer_client.training.strategies.single import Single
@@ -69,11 +71,13 @@ class ServedLoop(BaseLoop):
         worker: ServedSettings,
         settings: LoopSettings,
         callbacks: Sequence[Any] = (),
+        evaluations: JointEvaluation | None = None,
     ) -> None:
         _refuse_lockstep(data.feed._session)
         self._leases = data.feed._session.leases
         super().__init__(model, data, Single(compiles_updates=False), settings, callbacks, writes=worker.is_chief)
         self._servers, self._worker = servers, worker
+        self._evaluations = evaluations or JointEvaluation()
         if worker.workers > 1:
             self._teller.scope = Scope.SHARE
         #: Whether the servers, as far as we know, serve the generation that we joined.
@@ -154,6 +158,7 @@ class ServedLoop(BaseLoop):
             element = self._wait_next(iterator)
             if element is None:
                 self._end_epoch(epoch)
+                self._wait_for_last_evaluation(interruption)
                 return
             self._call(partial(self._callbacks.on_train_batch_begin, batch))
             loss = self._train_on(element)
@@ -161,6 +166,8 @@ class ServedLoop(BaseLoop):
                 self._call(partial(self._callbacks.on_train_batch_end, batch, {"loss": loss}))
             batch += 1
             self._look_up()
+            if self._evaluations.take_part(self._served, self._model):
+                self._since_pull = None
 
     def _call(self, callbacks: Callable[[], None]) -> None:
         """Call callbacks, then send servers the learning rate if they changed it, in the chief.
@@ -259,7 +266,8 @@ class ServedLoop(BaseLoop):
         cut = self._cut()  # brings the servers' values into the model, so that callbacks evaluate these
         if self._worker.is_chief and cut is None:
             return  # servers have moved: the epoch is evaluated when it is over again
-        self._call(partial(self._end_epoch_of_callbacks, epoch, logs))
+        with self._evaluations.offered(self._served, self._model, epoch + 1, self._params[STEPS_DONE]):
+            self._call(partial(self._end_epoch_of_callbacks, epoch, logs))
         self._teller.tell_epoch(self._progress.totals, logs, whose)
         if self._early_stop is not None and JOB_ENDED not in self._params:
             self._early_stop.note(epoch, logs, is_trained=rows > 0)
@@ -279,6 +287,12 @@ class ServedLoop(BaseLoop):
             return logs, noted.rows, ""
         gathered = self._session.results.gather(logs, rows=noted.rows, epoch=epoch + 1)
         return gathered.means if gathered.rows else {}, gathered.rows, gathered.words()
+
+    def _wait_for_last_evaluation(self, interruption: ctrl_c.Interruption) -> None:
+        """Take part in the evaluation of the last epoch, if this was it; errors of taking part are passed on."""
+        if self.reason:
+            epochs = self._progress.totals.epochs
+            self._evaluations.wait_for_last(self._served, self._model, epochs, partial(_heed, interruption))
 
     # --- beginning and ending ---
 

@@ -71,6 +71,8 @@ class ServedModel:
         self._trainer = secrets.randbits(63)
         #: The parts that each server holds.
         self._shares: list[tuple[VariablePart, ...]] = []
+        #: The number of the last cut that was read; 0: none was.
+        self._cut = 0
         #: The batch whose gradients the first server refused last: the others are still to drop them.
         self._refused: Lease | None = None
 
@@ -209,10 +211,10 @@ class ServedModel:
         LostError if a server does not answer in time, and RefusedError if one refuses. ProtocolError of `_take_in`
         passes through.
         """
-        replies = self._ask_values(
-            m.Save(serial=0, generation=self.generation, cut=secrets.randbits(63), settled=settled)
-        )
+        cut = secrets.randbits(63)
+        replies = self._ask_values(m.Save(serial=0, generation=self.generation, cut=cut, settled=settled))
         self._take_in(replies, has_slots=True)
+        self._cut = cut
         self.version = replies[0][0].version
         return cast("DoneSet", replies[0][0].done)
 
@@ -238,6 +240,53 @@ class ServedModel:
         # To all: if the first died now, nobody would be left to tell the others, which would wait for ever.
         self._servers.tell_all(finish)
         self._ask_first(finish)
+
+    # --- evaluations ---
+
+    def offer_evaluation(self, *, epoch: int, step: int, label: str, streams: Sequence[str], frame: bytes) -> None:
+        """Offer others to evaluate the last cut with this worker; `frame` has the variables that servers do not hold.
+
+        Raise MovedError if servers have moved, LostError if the first does not answer in time, and RefusedError if it
+        refuses.
+        """
+        self._offer(self._cut, epoch=epoch, step=step, label=label, streams=tuple(streams), frame=frame)
+
+    def end_evaluation(self) -> None:
+        """Offer no evaluation any more; errors are those of `offer_evaluation`."""
+        self._offer(0, epoch=0, step=0, label="", streams=(), frame=b"")
+
+    def _offer(self, cut: int, *, frame: bytes, **what: Any) -> None:
+        offer = m.OfferEvaluation(
+            serial=0, trainer=self._trainer, generation=self.generation, cut=cut, nbytes=len(frame), **what
+        )
+        self._ask_first(offer, frame)
+
+    def ask_evaluation(self, known: int) -> tuple[m.OfferedEvaluation, memoryview]:
+        """Return the evaluation that is offered, whose cut is 0 if there is none, and the frame that came with it.
+
+        The frame is empty if its cut is the `known` one. Raise MovedError if servers have moved, LostError if the first
+        does not answer in time, and RefusedError if it refuses.
+        """
+        question = m.AskEvaluation(serial=0, trainer=self._trainer, generation=self.generation, known=known)
+        answer, frame = self._servers.ask({0: (question, b"")})[0]
+        if isinstance(answer, m.Taken):
+            raise MovedError
+        return answer, frame
+
+    def pull_cut(self, cut: int) -> bool:
+        """Take the values of a cut into the model; return False, and leave the model as it was, if it was replaced.
+
+        Raise MovedError if servers have another generation, or none, LostError if a server does not answer in time, and
+        RefusedError if one refuses.
+        """
+        question = m.PullCut(serial=0, trainer=self._trainer, generation=self.generation, cut=cut)
+        replies = self._servers.ask_all(question)
+        codes = {answer.code for answer, _ in replies if isinstance(answer, m.Taken)}
+        if "moved" in codes:
+            raise MovedError
+        if not codes:
+            self._take_in(replies)
+        return not codes
 
     # --- steps ---
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 from shared.wire.message_parts import DoneSet, EpochDone, Lease, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.servers.applied import AppliedBatches
+from trainer_client.training.servers.evaluation_offer import EvaluationOffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from shared.wire.message_parts import Message
 
 __all__ = [
-    "Adopt", "Answer", "Apply", "ApplyHeld", "AssignRate", "Cut", "Drop", "Hold", "Instruction", "ServerState", "Tell",
+    "Adopt", "Answer", "Apply", "ApplyHeld", "AssignRate", "Cut", "Drop", "Hold", "Instruction", "KeepOffered",
+    "ServerState", "Tell",
 ]  # fmt: skip
 
 #: How long a trainer is silent before it is forgotten: longer than any step.
@@ -40,13 +42,19 @@ _AGREE_EVERY_S = 2.0
 #: How long a trainer is silent at the end of a run before it is not waited for: longer than most steps.
 _GONE_S = 60.0
 
+#: Messages of a trainer that go by one generation.
+_OfTrainer = m.Pull | m.Push | m.SetRate | m.OfferEvaluation | m.AskEvaluation | m.PullCut
+
 #: Gradients of one trainer for one batch.
 Key = tuple[int, Lease]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An instruction: send this to the asker, with the values of the share, or with the cut of this number."""
+    """An instruction: send this to the asker, with a frame.
+
+    The frame has the `values` of the share, all of the cut of this number, or with both the values of that cut.
+    """
 
     to: bytes
     message: Message
@@ -104,13 +112,18 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepOffered:
+    """An instruction: keep what came with the chief's offer of an evaluation, in place of the last."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """An instruction: send this to the other servers."""
 
     message: m.Order
 
 
-Instruction = Answer | Adopt | Hold | Apply | ApplyHeld | Drop | AssignRate | Cut | Tell
+Instruction = Answer | Adopt | Hold | Apply | ApplyHeld | Drop | AssignRate | Cut | KeepOffered | Tell
 
 
 class ServerState:
@@ -145,6 +158,7 @@ class ServerState:
         self._rate_set_by = (0, 0)
         #: The last cut, and what was applied by then.
         self._cut: tuple[int, int, DoneSet | None] | None = None
+        self._offer = EvaluationOffer()
         #: Who waits for a cut that is not there yet, by its number.
         self._waits: dict[int, tuple[bytes, m.Save]] = {}
         #: Pulls that wait for values that are not there yet, by trainer.
@@ -192,6 +206,7 @@ class ServerState:
         self._applied = AppliedBatches(message.done)
         # What belonged to the share before is void: its cut and rate, gradients that are held, and trainers that wait.
         self._cut = self._rate = None
+        self._offer.end()
         dropped = self._drop_held(lambda _key: True)
         self._waits.clear()
         self._pulls.clear()
@@ -303,7 +318,7 @@ class ServerState:
         """
         if not self._is_of_now(message.generation):
             return [self._taken(asker, message.serial, "moved")]
-        if self._cut is not None and self._cut[0] == message.cut:  # the answer was lost, or the order came first
+        if self._has_cut(message.cut):  # the answer was lost, or the order came first
             return [self._saved(asker, message)]
         # The others cut where the first server's order comes, not now: they may be behind it, and then variables would
         # have other batches than the checkpoint names.
@@ -318,6 +333,34 @@ class ServerState:
         assert self._cut is not None
         _, version, done = self._cut
         return Answer(asker, m.Values(serial=message.serial, version=version, done=done, nbytes=0), cut=message.cut)
+
+    # --- evaluations ---
+
+    def _offer_evaluation(self, asker: bytes, message: m.OfferEvaluation) -> list[Instruction]:
+        """Note the chief's evaluation, or that it is over; a chief that has moved gets `moved`."""
+        if self._has_moved_from(message):
+            return [self._taken(asker, message.serial, "moved")]
+        is_new = self._offer.take(message)
+        return [*([KeepOffered()] if is_new else []), self._taken(asker, message.serial, "set")]
+
+    def _ask_evaluation(self, asker: bytes, message: m.AskEvaluation) -> list[Instruction]:
+        """Answer with the evaluation that goes on, if any; a trainer of another generation gets `moved`."""
+        if self._has_moved_from(message):
+            return [self._taken(asker, message.serial, "moved")]
+        return [Answer(asker, self._offer.answer(message, self._has_cut, self.over))]
+
+    def _pull_cut(self, asker: bytes, message: m.PullCut) -> list[Instruction]:
+        """Answer with the values of a cut, or with `over` if there are none any more."""
+        if self._has_moved_from(message):
+            return [self._taken(asker, message.serial, "moved")]
+        if not self._has_cut(message.cut):
+            return [self._taken(asker, message.serial, "over")]
+        assert self._cut is not None
+        answer = m.Values(serial=message.serial, version=self._cut[1], done=None, nbytes=0)
+        return [Answer(asker, answer, values=True, cut=message.cut)]
+
+    def _has_cut(self, number: int) -> bool:
+        return self._cut is not None and self._cut[0] == number
 
     # --- the end ---
 
@@ -406,6 +449,7 @@ class ServerState:
         Gradients that wait are dropped, and pulls that wait get `moved`.
         """
         self.generation = 0
+        self._offer.end()
         # Pulls that wait are answered, too: nothing would come that they wait for.
         return [*self._drop_held(lambda _key: True), *self._answer_pulls()]
 
@@ -414,7 +458,7 @@ class ServerState:
     def _is_of_now(self, generation: int) -> bool:
         return generation == self.generation != 0
 
-    def _has_moved_from(self, message: m.Pull | m.Push | m.SetRate) -> bool:
+    def _has_moved_from(self, message: _OfTrainer) -> bool:
         """Return whether the sender has to look again: it goes by another generation than ours, or was forgotten.
 
         It has to as well if no share is served here.
@@ -445,6 +489,9 @@ class ServerState:
         m.Push: _push,
         m.SetRate: _set_rate,
         m.Save: _save,
+        m.OfferEvaluation: _offer_evaluation,
+        m.AskEvaluation: _ask_evaluation,
+        m.PullCut: _pull_cut,
         m.Finish: _finish,
         m.Quit: _quit,
         m.Order: _obey,

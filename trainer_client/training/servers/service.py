@@ -30,7 +30,7 @@ from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.refusing import TO_PARAMETER_SERVER, refused
 from shared.wire.topics import server_messages as m
-from trainer_client.training.servers.server_state import Adopt, Answer, ServerState, Tell
+from trainer_client.training.servers.server_state import Adopt, Answer, KeepOffered, ServerState, Tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +52,7 @@ _AT_ONCE, _MOST_MESSAGES = 16, 1024
 _TIDY_S = 0.5
 #: How long the last messages get to leave.
 _LINGER_MS = 2000
+_NO_FRAME = memoryview(b"")
 
 
 class ParameterServer:
@@ -155,7 +156,7 @@ class ParameterServer:
         if turned_away is not None:
             self._send(asker, encode(turned_away))
             return False
-        payload = frames[2].buffer if len(frames) == 3 else memoryview(b"")
+        payload = frames[2].buffer if len(frames) == 3 else _NO_FRAME
         # The message says how long its frame is; with another one it cannot be carried out.
         if getattr(message, "nbytes", 0) != payload.nbytes:
             return False
@@ -169,7 +170,7 @@ class ParameterServer:
             self._send(asker, encode(refused("share", error.expected, error.got, error.remedy)))
             return False
         instructions = self.state.handle(asker, message, now_s)
-        self._carry_out(instructions, gradients)
+        self._carry_out(instructions, gradients, payload)
         return any(
             not isinstance(instruction, Answer) or isinstance(instruction.message, m.Values)
             for instruction in instructions
@@ -198,8 +199,10 @@ class ParameterServer:
 
     # --- carrying out ---
 
-    def _carry_out(self, instructions: list[Instruction], gradients: Gradients | None = None) -> None:
-        """Send, queue and apply what was decided, in order.
+    def _carry_out(
+        self, instructions: list[Instruction], gradients: Gradients | None = None, payload: memoryview = _NO_FRAME
+    ) -> None:
+        """Send, queue and apply what was decided, in order; `payload` is the frame that came along.
 
         An order that only has the version is not queued for a server that has others waiting.
         """
@@ -214,15 +217,23 @@ class ParameterServer:
                             orders.append(encode(message))
                 case Adopt(parts):  # the store has done so already, in `_take_in`
                     self._log.info("a share is served", parts=len(parts), version=self.state.version)
+                case KeepOffered():
+                    self._store.offered = bytes(payload)
                 case _:
                     self._store.carry_out(instruction, gradients)
 
     def _answer(self, answer: Answer) -> None:
         message = answer.message
+        if isinstance(message, m.OfferedEvaluation) and message.nbytes:
+            self._send(answer.to, encode(message), self._store.offered)
+            return
         if not isinstance(message, m.Values):
             self._send(answer.to, encode(message))
             return
-        frame = self._store.values() if answer.values else self._store.copied()
+        if answer.cut is None:
+            frame = self._store.values()
+        else:
+            frame = self._store.copied_values() if answer.values else self._store.copied()
         self._send(answer.to, encode(replace(message, nbytes=len(frame))), frame)
 
     def _send(self, to: bytes, *frames: bytes) -> None:

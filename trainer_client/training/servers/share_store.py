@@ -47,6 +47,10 @@ class ShareStore:
         self._held: dict[Key, Gradients | None] = {}
         #: The share as it was when last cut for a checkpoint.
         self._copy = b""
+        #: How many bytes of a copy are the values that a pull brings.
+        self._values_bytes = 0
+        #: What came with the chief's evaluation.
+        self.offered = b""
         #: The frame that `values` returns, kept until a value changes.
         self._values: bytes | None = None
 
@@ -67,6 +71,7 @@ class ShareStore:
         self._variables, self._optimizer, self._parts, self._all = variables, optimizer, parts, everything
         self._common = state.common
         self._updates, self._values = {}, None
+        self._values_bytes = sum(array.nbytes for array in arrays[: len(variables) + len(state.common)])
 
     # --- gradients ---
 
@@ -152,6 +157,10 @@ class ShareStore:
     def copied(self) -> bytes:
         """Return the frame of the last copy of the whole share; empty if none was made."""
         return self._copy
+
+    def copied_values(self) -> bytes:
+        """Return a frame as `values` does, of the last copy; empty if none was made."""
+        return self._copy[: self._values_bytes]
 
 
 def frame_of(arrays: Sequence[Any]) -> bytes:

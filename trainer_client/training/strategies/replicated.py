@@ -24,6 +24,7 @@ from tensorflow.python.distribute.values import PerReplicaSpec
 from trainer_client.training.loop.step import Contribution, TracedStep
 from trainer_client.training.strategies.towers.alike import (
     Towers,
+    broadcast_from_first,
     of_values,
     refuse_unequal,
     refuse_unsynchronised,
@@ -85,6 +86,16 @@ class Replicated(InRounds):
         replicas, world = self.ranks["replicas"], self.ranks["world"]
         with self.exchanging():
             refuse_unequal(self._strategy, model, world // replicas, self.ranks["rank"] // replicas)
+
+    def broadcast(self, model: Any) -> list[str]:
+        """Copy variables, the optimizer's too, from the first replica to all; return the paths of all that differed.
+
+        Only those count that differed in this process. All processes call it at the same step. Raise LostError if a
+        process is lost.
+        """
+        replicas, world = self.ranks["replicas"], self.ranks["world"]
+        with self.exchanging():
+            return broadcast_from_first(self._strategy, model, world // replicas, self.ranks["rank"] // replicas)
 
     def _together(self, elements: Sequence[Any]) -> Any:
         """Return a distributed element, made of one element for each replica here."""

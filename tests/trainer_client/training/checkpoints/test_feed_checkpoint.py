@@ -19,7 +19,7 @@ import tensorflow as tf  # isort: skip
 from tests.support.tiny_models import FORM, StopAfter, Stopped, take_back, tiny_model  # isort: skip
 from trainer_client.training.checkpoints.feed_checkpoint import FeedCheckpoint  # isort: skip
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder  # isort: skip
-from trainer_client import EarlyStop, NoProgress, Until  # isort: skip
+from trainer_client import EarlyStop, InitialValues, NoProgress, Until  # isort: skip
 
 EPOCHS = (5, 6, 4)
 
@@ -29,7 +29,8 @@ def test_its_public_names():
     assert own == {"epochs", "reason"}
     assert str(inspect.signature(FeedCheckpoint)) == (
         "(feed: 'Feed', folder: 'str | Path', *, every: 'int | None' = None, keep: 'int' = 3, "
-        "early_stop: 'EarlyStop | None' = None, until: 'Until | None' = None) -> 'None'"
+        "early_stop: 'EarlyStop | None' = None, until: 'Until | None' = None, "
+        "initial: 'InitialValues | None' = None) -> 'None'"
     )
 
 
@@ -468,3 +469,45 @@ class TestManners:
         assert times.compute_s > 0
         assert history["data_wait_s"] == [times.wait_s]
         assert sum(feed.session.waits_s) == pytest.approx(times.wait_s)
+
+
+class StartsWith(keras.callbacks.Callback):
+    """Notes the kernel that each run of `fit` takes its first step with."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 0 and self.model.built:
+            self.kernels.append(self.model.dense.kernel.numpy())
+
+
+@pytest.mark.heritage("L12")
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_model_begins_with_initial_values_once_and_is_restored_afterwards(tmp_path, capsys, is_built):
+    first, second = FakeFeed(epochs=EPOCHS), FakeFeed(epochs=EPOCHS)
+    source = fit(first, [FeedCheckpoint(first, tmp_path / "source")], tiny_model(new=True), epochs=1)
+    capsys.readouterr()
+    initial, folder = InitialValues(tmp_path / "source"), tmp_path / "own"
+    model, begins = tiny_model(new=True), StartsWith()
+    if is_built:
+        model({"audio": np.zeros((1, 8, 3), np.float32), "tag": np.zeros(1, np.int64)})
+    model.optimizer.learning_rate = 0.0
+    fit(second, [FeedCheckpoint(second, folder, initial=initial), begins], model, epochs=1)
+    np.testing.assert_array_equal(model.dense.kernel.numpy(), source.dense.kernel.numpy())
+    assert capsys.readouterr().out == f"LOADED: 2 of 2 variables from {tmp_path / 'source' / '00000001.npz'}\n"
+    model.dense.kernel.assign(model.dense.kernel + 1)
+    fit(second, [FeedCheckpoint(second, folder, initial=initial)], model, epochs=1)
+    assert capsys.readouterr().out == ""
+    np.testing.assert_array_equal(model.dense.kernel.numpy(), source.dense.kernel.numpy())
+
+
+def test_initial_values_that_do_not_fit_end_fit_and_change_nothing(tmp_path):
+    feed = FakeFeed(epochs=EPOCHS)
+    np.savez(tmp_path / "others.npz", kernel=np.zeros(3))
+    model = tiny_model(new=True)
+    callback = FeedCheckpoint(feed, tmp_path / "own", initial=InitialValues(tmp_path / "others.npz"))
+    with pytest.raises(DataError, match="no value for dense"):
+        fit(feed, [callback], model)
+    assert not list(tmp_path.glob("own/*.npz"))

@@ -18,7 +18,7 @@ from tests.support.tiny_models import tiny_model
 import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
-from trainer_client import EarlyStop, FeedCheckpoint, NoProgress, Until, Validation  # isort: skip
+from trainer_client import EarlyStop, FeedCheckpoint, InitialValues, NoProgress, Until, Validation  # isort: skip
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder  # isort: skip
 from trainer_client.training.runs.run_loop import JOB_ENDED  # isort: skip
 from trainer_client.training.loop.training_loop import LoopSettings, TrainingData, TrainingLoop  # isort: skip
@@ -98,6 +98,34 @@ def test_the_weights_are_those_of_fit_and_either_goes_on_where_the_other_stopped
         assert (record["epoch"], record["step"], record["feed"]["epoch"]) == (4, 14, 4), name
         for one, other in zip(arrays, want, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.heritage("L12")
+def test_a_run_without_a_checkpoint_begins_with_initial_values_and_goes_on_from_its_own(tmp_path, capsys):
+    looped(tmp_path / "source", Until(steps=3)).run()
+    want = saved(tmp_path / "source")[0]
+    capsys.readouterr()
+    initial = InitialValues(tmp_path / "source")
+    loop = looped(tmp_path / "own", Until(steps=0), initial=initial)
+    loop.run()
+    weights = loop._model.trainable_variables
+    same([weight.numpy() for weight in weights], want[: len(weights)])
+    assert int(loop._model.optimizer.iterations.numpy()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"LOADED: 2 of 2 variables from {tmp_path / 'source' / '00000001.npz'}"
+    looped(tmp_path / "own", Until(steps=2), initial=initial).run()
+    again = looped(tmp_path / "own", Until(steps=2), initial=initial)
+    again.run()
+    same([weight.numpy() for weight in again._model.trainable_variables], saved(tmp_path / "own")[0][: len(weights)])
+    assert capsys.readouterr().out.count("LOADED: ") == 1, "not once there is a checkpoint"
+
+
+def test_initial_values_that_do_not_fit_end_the_run_before_its_first_step(tmp_path):
+    np.savez(tmp_path / "others.npz", kernel=np.zeros(3))
+    loop = looped(tmp_path / "own", Until(steps=2), initial=InitialValues(tmp_path / "others.npz"))
+    with pytest.raises(DataError, match=r"no value for \S*dense\S*/kernel, .*; values of no variable: kernel"):
+        loop.run()
+    assert not list((tmp_path / "own").glob("*.npz"))
 
 
 def rules():

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from trainer_client.training.runs.printed_lines import judged_json, judged_line, spell_time
+from trainer_client.training.runs.printed_lines import judged_json, judged_line, part_line, spell_time
 
 VALUES = {"loss": math.nan, "error": 0.25, "rows": 300.0}
 
@@ -27,3 +27,8 @@ def test_people_read_the_same():
 @pytest.mark.parametrize(("seconds", "said"), [(0.9, "0:00:00"), (61, "0:01:01"), (90_061, "25:01:01")])
 def test_hours_may_be_more_than_24(seconds, said):
     assert spell_time(seconds) == said
+
+
+@pytest.mark.parametrize(("batches", "words"), [(0, "0 batches were"), (1, "1 batch was"), (2, "2 batches were")])
+def test_a_process_that_took_part_says_how_many_batches_it_evaluated(batches, words):
+    assert part_line("dev", 11, 1, batches) == f"dev at step 11, after 1 epochs: {words} evaluated here"

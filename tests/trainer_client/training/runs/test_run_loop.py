@@ -198,3 +198,23 @@ def test_where_nothing_is_noted_nothing_is_told():
     feed = FakeFeed(epochs=EPOCHS)
     assert len(list(Run(feed, Until(epochs=1)))) == 3
     assert feed.session.reported == []
+
+
+@pytest.mark.heritage("L12")
+def test_first_values_are_given_once_as_the_loop_begins_and_not_to_a_run_that_is_restored(capsys):
+    given = []
+    run = Run(FakeFeed(epochs=EPOCHS), Until(steps=3), initial=lambda: given.append("given") or print("LOADED"))
+    assert given == []
+    for batch in run:
+        assert given == ["given"]
+        if batch.number == 1:
+            break
+    assert len(places(run)) == 2
+    assert given == ["given"]
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "LOADED", "STARTING: training fake from epoch 0, step 0, until 3 steps"
+    ]  # fmt: skip
+    more = Run(FakeFeed(epochs=EPOCHS), Until(steps="+1"), initial=lambda: given.append("again"))
+    more.restore(run.state())
+    assert len(places(more)) == 1
+    assert given == ["given"]

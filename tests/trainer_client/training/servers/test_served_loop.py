@@ -18,7 +18,7 @@ with quick_import():
     import keras
 
     from tests.trainer_client.training.servers.test_served_model import Served
-    from trainer_client import EarlyStop, NoProgress, Until, Validation
+    from trainer_client import EarlyStop, InitialValues, NoProgress, Until, Validation
     from trainer_client.session.shared_results import MeansOfTrainers
     from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
     from trainer_client.training.loop.base_loop import TrainingData
@@ -368,3 +368,20 @@ def test_xla_compiles_what_a_worker_computes_and_not_the_rows_that_it_pushes(tmp
     for one, other in zip(*values, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert np.unique(values[0][0]).size > 1
+
+
+def test_the_chief_gives_servers_initial_values_if_there_is_no_checkpoint(served, tmp_path, capsys):
+    train(served, tmp_path / "source", (3,))
+    arrays, record = CheckpointFolder(tmp_path / "source", 3).read_last()
+    served.stop(0)
+    served.start(0)
+    np.savez(tmp_path / "own.npz", **{name: arrays[str(at)] + 1 for at, name in enumerate(record["names"])})
+    capsys.readouterr()
+    initial = InitialValues(tmp_path / "own.npz")
+    train(served, tmp_path / "own", (2,), RateAt(served, begin=0.0), initial=initial)
+    first = CheckpointFolder(tmp_path / "own", 3).read("00000001.npz", otherwise="")[0]
+    last = CheckpointFolder(tmp_path / "own", 3).read_last()[0]
+    for at in range(record["model_variables"]):
+        np.testing.assert_array_equal(first[str(at)], arrays[str(at)] + 1)
+        np.testing.assert_array_equal(last[str(at)], arrays[str(at)] + 1)
+    assert capsys.readouterr().out.splitlines()[0] == f"LOADED: 2 of 2 variables from {tmp_path / 'own.npz'}"

@@ -21,7 +21,7 @@ import keras  # isort: skip - after the devices are set
 import tensorflow as tf  # isort: skip
 
 from tests.support.strategy_runs import FORM, STEPS, Spoken, adam, saved, trained  # isort: skip
-from trainer_client import Until  # isort: skip
+from trainer_client import InitialValues, Until  # isort: skip
 from trainer_client.training.strategies.central import Central  # isort: skip
 from trainer_client.training.strategies.mirrored import Mirrored  # isort: skip
 from trainer_client.training.strategies.single import Single  # isort: skip
@@ -77,6 +77,7 @@ def test_losses_and_weights_are_those_of_a_plain_run_with_masked_rows_and_empty_
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.heritage("T15")
 def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain):
     losses, arrays, _ = plain
     with ExitStack() as stack:
@@ -96,12 +97,16 @@ def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain
         assert re.search(r"others in the 2 processes: \S*embeddings", came["unequal"])
         assert "batch 2 of epoch 0 of fake, step 2: expected finite loss and gradients" in came["not finite"]
         assert re.search(r"in none: \S*first, \S*second", came["different"])
+    assert (first["copied"], first["equal again"], second["equal again"]) == ([], None, None)
+    assert [path.rpartition("/")[2] for path in second["copied"]] == ["embeddings"]
+    assert first["first"] == second["first"] == first["variables"][0]
     assert re.search(r"got tower 0 has one for \S*first\.", first["different"])
     assert re.search(r"got tower 0 has one for \S*second\.", second["different"])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.heritage("T15")
 def test_two_processes_of_two_replicas_each_do_what_one_process_does(tmp_path):
     losses, _ = trained(tmp_path / "plain", lent(Single), joined_feed(4, epochs=STEPS))
     with ExitStack() as stack:
@@ -113,6 +118,8 @@ def test_two_processes_of_two_replicas_each_do_what_one_process_does(tmp_path):
     assert (first["losses"], first["variables"]) == (second["losses"], second["variables"])
     for one, other in zip(saved(tmp_path / "plain")[0], first["variables"], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert (first["copied"], len(second["copied"])) == ([], 2)
+    assert first["variables again"] == second["variables again"] == first["variables"]
     for came in (first, second):
         assert (
             "expected equally many replicas in each process of the run, got 2 in process 0, 3 in pr" in came["uneven"]
@@ -187,7 +194,6 @@ def each_replicas(placement, model):
     return [[one.numpy() for one in of(each.value)] for each in (*model.variables, *model.optimizer.variables)]
 
 
-@pytest.mark.heritage("T7")
 @pytest.mark.heritage("T14")
 def test_batch_statistics_and_all_else_are_the_same_on_all_replicas(tmp_path):
     placement = lent_normal(Mirrored)
@@ -205,18 +211,6 @@ def test_batch_statistics_and_all_else_are_the_same_on_all_replicas(tmp_path):
         loop.check_replicas()
 
 
-@pytest.mark.heritage("T7")
-def test_replicas_that_differ_are_refused_before_the_first_step(tmp_path):
-    placement = Mirrored(TOWERS)
-    _, loop = trained(tmp_path / "first", placement, spread_feed(2, epochs=STEPS), until=Until(steps=1))
-    first, second = placement._strategy.experimental_local_results(loop._model.trainable_variables[0].value)
-    second.assign(first + 1)
-    feed = spread_feed(2, epochs=STEPS)
-    with pytest.raises(DataError, match="the same variables on all replicas, got others in the replicas"):
-        trained(tmp_path / "second", placement, feed, model=lambda: loop._model)
-    assert feed.number == 0
-
-
 @pytest.mark.heritage("T5")
 @pytest.mark.parametrize("asked", ["auto", "cpu", "gpu", "nccl"])
 def test_gradients_go_by_the_all_reduce_that_is_named(asked):
@@ -225,6 +219,83 @@ def test_gradients_go_by_the_all_reduce_that_is_named(asked):
     operations = placement._strategy.extended._cross_device_ops
     assert type(operations) is tf.distribute.ReductionToOneDevice
     assert operations.reduce_to_device == "/cpu:0"
+
+
+def spoil(placement, model, at):
+    """Add 1 to each variable's copy on this replica, where one may: bits in integers."""
+    for variable in (*model.variables, *model.optimizer.variables):
+        copies = placement._strategy.experimental_local_results(variable.value)
+        copies[at].assign(copies[at] + tf.ones_like(copies[at]))
+
+
+@pytest.mark.heritage("T15")
+def test_variables_are_copied_from_the_first_replica_when_asked(tmp_path):
+    """All of them, of any dtype, the optimizer's too; also a zero's sign, and what is no number."""
+    placement = lent_normal(Mirrored)
+    _, loop = trained(tmp_path, placement, spread_feed(2, epochs=STEPS), model=Normal, until=Until(steps=4))
+    model = loop._model
+    first = placement._strategy.experimental_local_results(model.dense.bias.value)[0]
+    first.assign([-0.0])
+    placement._strategy.experimental_local_results(model.normal.beta.value)[0].assign([np.nan, np.inf, -1.0])
+    before = [first for first, _ in each_replicas(placement, model)]
+    spoil(placement, model, 1)
+    with pytest.raises(DataError):
+        loop.check_replicas()
+    every = [variable.path for variable in (*model.variables, *model.optimizer.variables)]
+    assert loop.broadcast_variables() == every
+    for want, (one, other) in zip(before, each_replicas(placement, model), strict=True):
+        assert one.tobytes() == other.tobytes() == want.tobytes()
+    loop.check_replicas()
+    assert loop.broadcast_variables() == []
+
+
+@pytest.mark.heritage("T7")
+@pytest.mark.heritage("T15")
+def test_replicas_begin_with_the_first_ones_values_and_callbacks_can_have_them_copied_again(tmp_path, caplog):
+    placement, copied = Lending(Mirrored(TOWERS)), []
+
+    class Again(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.loop = self.params["loop"]
+            self.loop.check_replicas()
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                spoil(placement, self.model, 1)
+                copied.append(self.loop.broadcast_variables())
+                self.loop.check_replicas()
+
+    def model():
+        made = Normal()
+        made({"audio": np.zeros((1, 1, 3), np.float32)})
+        copies = placement._strategy.experimental_local_results(made.dense.kernel.value)
+        copies[1].assign(copies[1] + 1)
+        return made
+
+    trained(tmp_path, placement, spread_feed(2, epochs=STEPS), model=model, until=Until(steps=3), callbacks=[Again()])
+    assert len(copied[0]) > 10
+    (warned,) = [record for record in caplog.records if "differed from the first replica's" in record.message]
+    assert [path.rpartition("/")[2] for path in warned.fields["variables"]] == ["kernel"]
+
+
+@pytest.mark.parametrize("placement", [Mirrored, Central])
+def test_all_replicas_begin_with_initial_values(tmp_path, placement):
+    made = lent_normal(placement)
+    trained(tmp_path / "source", made, spread_feed(2, epochs=STEPS), model=Normal, until=Until(steps=4))
+    want, record = saved(tmp_path / "source")
+    feed, initial = spread_feed(2, epochs=STEPS), InitialValues(tmp_path / "source")
+    _, loop = trained(tmp_path / "own", made, feed, model=Normal, until=Until(steps=0), initial=initial)
+    for name, value, variable in zip(record["names"], want, loop._model.variables, strict=False):
+        if not name.endswith("seed_generator_state"):
+            np.testing.assert_array_equal(variable.numpy(), value)
+    loop.check_replicas()
+
+
+def test_variables_of_one_copy_are_not_copied(tmp_path):
+    for made in (lent(Single), lent(Central)):
+        feed = joined_feed(2, epochs=STEPS) if made is lent(Single) else spread_feed(2, epochs=STEPS)
+        _, loop = trained(tmp_path / type(made._placement).__name__, made, feed, until=Until(steps=1))
+        assert loop.broadcast_variables() == []
 
 
 class Seeded(Normal):

@@ -1,8 +1,8 @@
 """What all replicas have to have alike: gradients of the same variables, and the same values of the variables.
 
 Rules: a graph has the gradients that it was traced with, so one look at each trace is enough. Variables are compared by
-hash, the optimizer's too; all processes do so at the same step. A variable that lies in one place is the same for all
-of its process.
+hash, and copied from the first replica bit by bit, the optimizer's too; all processes do so at the same step. One that
+lies in one place is the same for all of its process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,24 @@ import xxhash
 from shared.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Towers", "of_values", "refuse_unequal", "refuse_unsynchronised", "times", "times_phrase"]
+__all__ = [
+    "Towers",
+    "broadcast_from_first",
+    "of_values",
+    "refuse_unequal",
+    "refuse_unsynchronised",
+    "times",
+    "times_phrase",
+]
 
 #: How many variables an error names.
 _NAMED = 5
+#: How many bytes are sent to other processes at a time, unless a variable is larger.
+_AT_ONCE_BYTES = 2**26
 
 
 class Towers:
@@ -111,7 +121,7 @@ def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int,
     The optimizer's variables are compared too. Those that each replica counts on its own are exempt. TensorFlow's error
     of a lost process is passed on.
     """
-    variables = [each for each in (*model.variables, *model.optimizer.variables) if not _differs_by_design(each)]
+    variables = _equal_variables(model)
     digests = [[_digest(copy) for copy in strategy.experimental_local_results(each.value)] for each in variables]
     _refuse_odd("the replicas of this process", variables, digests)
     if processes > 1:
@@ -119,6 +129,62 @@ def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int,
         own = np.zeros((len(variables), processes), np.int64)
         own[:, process] = [here[0] for here in digests]
         _refuse_odd(f"the {processes} processes", variables, _sum_of_all(strategy, own).tolist())
+
+
+def broadcast_from_first(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> list[str]:
+    """Copy variables from the first replica to all others; return the paths of all that differed in this process.
+
+    This is process `process` of `processes`. The optimizer's variables are copied too, and those that each replica
+    counts on its own are not. TensorFlow's error of a lost process is passed on.
+    """
+    changed = []
+    for variables in _parts_of(_equal_variables(model)):
+        values = [strategy.experimental_local_results(each.value)[0].numpy() for each in variables]
+        if processes > 1:
+            values = _values_of_first(strategy, values, is_first=process == 0)
+        for variable, value in zip(variables, values, strict=True):
+            copies = strategy.experimental_local_results(variable.value)
+            odd = [copy for copy in copies if copy.numpy().tobytes() != value.tobytes()]
+            for copy in odd:
+                copy.assign(value)
+            if odd:
+                changed.append(variable.path)
+    return changed
+
+
+def _equal_variables(model: Any) -> list[Any]:
+    """Return the variables that are the same on all replicas, the optimizer's too."""
+    return [each for each in (*model.variables, *model.optimizer.variables) if not _differs_by_design(each)]
+
+
+def _parts_of(variables: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield the variables in parts of at most `_AT_ONCE_BYTES`; a larger variable is a part of its own."""
+    part: list[Any] = []
+    size = 0
+    for variable in variables:
+        nbytes = int(np.prod(variable.shape, dtype=np.int64)) * variable.value.dtype.size
+        if part and size + nbytes > _AT_ONCE_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(variable)
+        size += nbytes
+    if part:
+        yield part
+
+
+def _values_of_first(
+    strategy: tf.distribute.Strategy, values: Sequence[NDArray[np.generic]], *, is_first: bool
+) -> list[NDArray[np.generic]]:
+    """Return the first process's values, exactly, of any dtype; all processes have values of the same forms."""
+    # As integers: a sum of floats with zeros would lose the sign of a zero, and there is none of every dtype.
+    own = b"".join(value.tobytes() for value in values)
+    bits = np.frombuffer(own + bytes(-len(own) % 8), np.int64)
+    summed = _sum_of_all(strategy, bits if is_first else np.zeros_like(bits)).tobytes()
+    ends = np.cumsum([value.nbytes for value in values]).tolist()
+    return [
+        np.frombuffer(summed[end - value.nbytes : end], value.dtype).reshape(value.shape)
+        for value, end in zip(values, ends, strict=True)
+    ]
 
 
 def refuse_unsynchronised(model: Any) -> None:
