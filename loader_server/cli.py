@@ -242,8 +242,9 @@ def run_coordinator(options: argparse.Namespace) -> int:
     allow_many_files()
     job = read_job(options.job)
     listen = options.listen or job.settings.listen
-    check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
-    keys = ServerKeys.read(job.keys, "coordinator") if job.keys else None
+    folder = options.keys or job.keys
+    check_endpoint(listen, where=f"{options.job}, listen", encrypted=folder is not None, insecure=options.insecure)
+    keys = ServerKeys.read(folder, "coordinator") if folder else None
     coordinator = open_coordinator(job, listen, keys, advertise=options.advertise)
     _on_stop(coordinator.stop)
     signal.signal(DRAIN_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=True))
@@ -256,7 +257,14 @@ def run_coordinator(options: argparse.Namespace) -> int:
         probes=coordinator.probes(job.settings.build_timeout_s),
     ) as served:
         send_facts(options.ready_fd, endpoint=coordinator.endpoint, metrics=served.address)
-        coordinator.run(lambda report: send_facts(options.ready_fd, **asdict(demand_of(report)), ends=report["ends"]))
+        coordinator.run(
+            lambda report: send_facts(
+                options.ready_fd,
+                **asdict(demand_of(report)),
+                ends=report["ends"],
+                workers_wanted=report.get("workers_wanted"),
+            )
+        )
     return 0
 
 
