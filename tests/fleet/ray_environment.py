@@ -18,7 +18,7 @@ from tests.fleet.docker_engine import installed_requirements
 
 __all__ = ["python_of_ray", "reason_not_here"]
 
-_RAY = "ray==2.60.0"
+_RAY = "ray[default]==2.60.0"
 _INSTALL_S = 600
 
 

@@ -2,8 +2,10 @@
 
     python -m tests.fleet.ray_nodes FOLDER 3
 
-The last line that it prints at its start is JSON: the address. Each node has a folder for temporary files of its own,
-`FOLDER/node-1` and so on; Ray's own files are in `FOLDER/ray`. Without `node_ip_address`, with which it hangs.
+The line that it prints once all are there is JSON: the address. Each line that it then reads starts one more node,
+which it confirms by a line. Each node has a folder for temporary files of its own, `FOLDER/node-1` and so on, and all
+but the first, the head, have the label `pool=loaders`; Ray's own files are in `FOLDER/ray`. Nodes have no
+`node_ip_address`, with which Ray hangs.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 __all__ = ["main"]
 
 #: How many workers a node has room for.
-CORES = 4
+_CORES = 4
 
 
 def main() -> None:
@@ -29,14 +32,21 @@ def main() -> None:
     cluster = Cluster()
     try:
         for number in range(1, 1 + count):
-            own = folder / f"node-{number}"
-            own.mkdir()
-            os.environ["TMPDIR"] = str(own)  # inherited by all that runs on the node
-            cluster.add_node(num_cpus=CORES, include_dashboard=False)
+            _add_node(cluster, folder, number)
         print(json.dumps({"address": cluster.address}), flush=True)
-        sys.stdin.read()
+        for number, _ in enumerate(sys.stdin, 1 + count):
+            _add_node(cluster, folder, number)
+            print("{}", flush=True)
     finally:
         cluster.shutdown()
+
+
+def _add_node(cluster: Any, folder: Path, number: int) -> None:
+    own = folder / f"node-{number}"
+    own.mkdir()
+    os.environ["TMPDIR"] = str(own)  # inherited by all that runs on the node
+    labels = {} if number == 1 else {"pool": "loaders"}
+    cluster.add_node(num_cpus=_CORES, labels=labels, include_dashboard=number == 1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,127 @@
+"""How a job's number of workers follows a trainer that first is fast, and then slow.
+
+A batch takes a worker as long to build as its transform sleeps, so the fewest workers with which a trainer hardly waits
+are known. It reads epoch after epoch, at its pace. The status says once a quarter of a second how many workers are
+there, and how long trainers wait.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import trainer_client
+from tests.fleet.job import BUILD_S
+from tests.support.loaders import ask, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["RIGHT_WITHIN_S", "Looks", "measure_scale"]
+
+#: How soon the right number of workers has to be there, once the trainer reads.
+RIGHT_WITHIN_S = 60.0
+#: How many workers a fast trainer keeps busy, and a slow one: between two numbers, not beside one.
+_FAST, _SLOW = 3.5, 0.5
+#: How long trainers may wait, in thousandths.
+_MOST_WAITING = 20
+#: How long the number has to stay.
+_STAYS_S = 15.0
+
+
+@dataclass
+class Looks:
+    """What was seen of the numbers of workers."""
+
+    #: The time of each look, and the number that was wanted then.
+    seen: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def changes(self) -> list[tuple[float, int]]:
+        """Return when each other number was first seen, and which."""
+        return [later for (_, number), later in pairwise(self.seen) if later[1] != number]
+
+    @property
+    def reversals(self) -> int:
+        """Return how often the number went back after it had gone the other way."""
+        numbers = [number for _, number in self.seen[:1] + self.changes]
+        steps = [later - number for number, later in pairwise(numbers)]
+        return sum(step * following < 0 for step, following in pairwise(steps))
+
+
+class _Trainer(threading.Thread):
+    """A trainer that reads until it is ended, and takes `step_s` for each batch."""
+
+    def __init__(self, endpoint: str, keys: Path) -> None:
+        super().__init__(daemon=True)
+        self.step_s = BUILD_S / _FAST
+        self._endpoint, self._keys = endpoint, keys
+        self._ends = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with trainer_client.connect(self._endpoint, keys=str(self._keys), shared_memory=False) as feed:
+                while not self._ends.is_set():
+                    self._read_epoch(feed)
+        except BaseException as error:
+            self.error = error
+
+    def _read_epoch(self, feed: trainer_client.Feed) -> None:
+        due_s = time.monotonic()
+        with feed.open() as batches:
+            for _ in batches:
+                due_s = max(due_s + self.step_s, time.monotonic())
+                if self._ends.wait(due_s - time.monotonic()):
+                    return
+                feed.trained()
+
+    def end(self) -> None:
+        """End it, and raise what it has met."""
+        self._ends.set()
+        self.join(60)
+        if self.error is not None:
+            raise self.error
+
+
+def measure_scale(endpoint: str, keys: Path) -> dict[str, Any]:
+    """Return how soon there is the right number for a fast trainer and then for a slow one, by how many changes."""
+    trainer = _Trainer(endpoint, keys)
+    trainer.start()
+    try:
+        up = _follow(endpoint, keys, math.ceil(_FAST))
+        trainer.step_s = BUILD_S / _SLOW
+        down = _follow(endpoint, keys, math.ceil(_SLOW))
+    finally:
+        trainer.end()
+    return up | {"back": down}
+
+
+def _follow(endpoint: str, keys: Path, right: int) -> dict[str, Any]:
+    """Look until the right number of workers is there and trainers hardly wait, and a while longer."""
+    began_s, looks = time.monotonic(), Looks()
+    right_s = math.inf
+
+    def is_over() -> bool:
+        nonlocal right_s
+        report, now_s = ask(endpoint, keys=str(keys)), time.monotonic()
+        workers = sum(worker["silent_s"] <= 2.0 for worker in report["workers"])
+        looks.seen.append((now_s, workers))
+        waited = report["streams"]["train"]["waited_permille"]
+        if workers != right:
+            right_s = math.inf
+        elif math.isinf(right_s):
+            right_s = now_s
+        return now_s - right_s >= _STAYS_S and waited is not None and waited < _MOST_WAITING
+
+    wait_until(is_over, f"{right} workers: {looks.seen[-1:]}", 240)
+    return {
+        "workers": right,
+        "right_after_s": round(right_s - began_s, 1),
+        "changes": len(looks.changes),
+        "reversals": looks.reversals,
+    }
