@@ -257,14 +257,7 @@ def run_coordinator(options: argparse.Namespace) -> int:
         probes=coordinator.probes(job.settings.build_timeout_s),
     ) as served:
         send_facts(options.ready_fd, endpoint=coordinator.endpoint, metrics=served.address)
-        coordinator.run(
-            lambda report: send_facts(
-                options.ready_fd,
-                **asdict(demand_of(report)),
-                ends=report["ends"],
-                workers_wanted=report.get("workers_wanted"),
-            )
-        )
+        coordinator.run(lambda report: send_facts(options.ready_fd, **asdict(demand_of(report)), ends=report["ends"]))
     return 0
 
 
