@@ -15,7 +15,7 @@ from loader_server.job_folder import JobFolder
 from tests.fleet.job import BATCHES, copy_job, longest_gap_s, verify
 from tests.fleet.ray_cluster import RayCluster
 from tests.fleet.ray_environment import reason_not_here
-from tests.fleet.ray_scale import measure_scale
+from tests.fleet.ray_scale import measure_scale, slow_down
 from tests.fleet.reading import EpochRead, read_by
 from tests.support.loaders import ask, wait_until
 
@@ -37,7 +37,7 @@ def measure(job: Path, work: Path) -> dict[str, Any]:
         cluster.add_node()
         result["lost_coordinator"] = _lose_the_coordinator(cluster, copy_job(job, work / "moved"))
         result["program_killed"] = _kill_the_program(cluster, copy_job(job, work / "killed"))
-        with cluster.serve(copy_job(job, work / "scale"), "--workers=1:8") as served:
+        with cluster.serve(slow_down(copy_job(job, work / "scale")), "--workers=1:8") as served:
             result["scale"] = measure_scale(served.endpoint, job.parent / "keys")
     return result
 

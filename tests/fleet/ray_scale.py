@@ -1,7 +1,7 @@
 """How a job's number of workers follows a trainer that first is fast, and then slow.
 
-A batch takes a worker as long to build as its transform sleeps, so the fewest workers with which a trainer hardly waits
-are known. It reads epoch after epoch, at its pace. The status says once a quarter of a second how many workers are
+A batch takes a worker as long to build as its transform sleeps, here longer than elsewhere, to be far above what a busy
+machine adds. So the fewest workers with which a trainer hardly waits are known. It reads epoch after epoch, at its pace. The status says once a quarter of a second how many workers are
 there, and how long trainers wait.
 """
 
@@ -15,18 +15,20 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import trainer_client
-from tests.fleet.job import BUILD_S
+from tests.fleet.job import BUILD_S, SAMPLE_S
 from tests.support.loaders import ask, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["RIGHT_WITHIN_S", "Looks", "measure_scale"]
+__all__ = ["MOST_CHANGES", "RIGHT_WITHIN_S", "Looks", "measure_scale", "slow_down"]
 
-#: How soon the right number of workers has to be there, once the trainer reads.
-RIGHT_WITHIN_S = 60.0
+#: How soon the right number of workers has to be there, once the trainer reads, and by how many changes.
+RIGHT_WITHIN_S, MOST_CHANGES = 60.0, 3
+#: How much longer a batch takes to build here.
+_SLOWER = 4
 #: How many workers a fast trainer keeps busy, and a slow one: between two numbers, not beside one.
-_FAST, _SLOW = 3.5, 0.5
+_FAST, _SLOW = 3.4, 0.5
 #: How long trainers may wait, in thousandths.
 _MOST_WAITING = 20
 #: How long the number has to stay.
@@ -58,7 +60,7 @@ class _Trainer(threading.Thread):
 
     def __init__(self, endpoint: str, keys: Path) -> None:
         super().__init__(daemon=True)
-        self.step_s = BUILD_S / _FAST
+        self.step_s = _SLOWER * BUILD_S / _FAST
         self._endpoint, self._keys = endpoint, keys
         self._ends = threading.Event()
         self.error: BaseException | None = None
@@ -88,13 +90,23 @@ class _Trainer(threading.Thread):
             raise self.error
 
 
+def slow_down(job: Path) -> Path:
+    """Have the transform of a job take longer; return the job file."""
+    module = job.parent / "features.py"
+    before = module.read_text()
+    after = before.replace(f"sleep({SAMPLE_S:g})", f"sleep({_SLOWER * SAMPLE_S:g})")
+    assert after != before
+    module.write_text(after)
+    return job
+
+
 def measure_scale(endpoint: str, keys: Path) -> dict[str, Any]:
     """Return how soon there is the right number for a fast trainer and then for a slow one, by how many changes."""
     trainer = _Trainer(endpoint, keys)
     trainer.start()
     try:
         up = _follow(endpoint, keys, math.ceil(_FAST))
-        trainer.step_s = BUILD_S / _SLOW
+        trainer.step_s = _SLOWER * BUILD_S / _SLOW
         down = _follow(endpoint, keys, math.ceil(_SLOW))
     finally:
         trainer.end()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: Stands for the program `loader-server`: it notes how it was started, and then does as its first argument says.
-PROGRAM = '''
+PROGRAM = """
 import json, os, signal, sys, time
 from pathlib import Path
 action, log, *words = sys.argv[1:]
@@ -49,7 +49,7 @@ if action == "serve":
     signal.signal(signal.SIGTERM, leave)
 while True:
     time.sleep(0.05)
-'''
+"""
 
 
 @dataclass
