@@ -67,7 +67,8 @@ class RayCluster:
             )
         try:
             self._answers = 0
-            self.address = self._answer()["address"]
+            answer = self._answer()
+            self.address, self.dashboard = answer["address"], answer["dashboard"]
         except BaseException:
             self.close()
             raise

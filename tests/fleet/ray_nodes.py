@@ -2,7 +2,7 @@
 
     python -m tests.fleet.ray_nodes FOLDER 3
 
-The line that it prints once all are there is JSON: the address. Each line that it then reads starts one more node,
+The line that it prints once all are there is JSON: the addresses. Each line that it then reads starts one more node,
 which it confirms by a line. Each node has a folder for temporary files of its own, `FOLDER/node-1` and so on, and all
 but the first, the head, have the label `pool=loaders`; Ray's own files are in `FOLDER/ray`. Nodes have no
 `node_ip_address`, with which Ray hangs.
@@ -33,7 +33,7 @@ def main() -> None:
     try:
         for number in range(1, 1 + count):
             _add_node(cluster, folder, number)
-        print(json.dumps({"address": cluster.address}), flush=True)
+        print(json.dumps({"address": cluster.address, "dashboard": cluster.webui_url}), flush=True)
         for number, _ in enumerate(sys.stdin, 1 + count):
             _add_node(cluster, folder, number)
             print("{}", flush=True)

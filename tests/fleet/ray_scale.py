@@ -1,8 +1,8 @@
 """How a job's number of workers follows a trainer that first is fast, and then slow.
 
 A batch takes a worker as long to build as its transform sleeps, here longer than elsewhere, to be far above what a busy
-machine adds. So the fewest workers with which a trainer hardly waits are known. It reads epoch after epoch, at its pace. The status says once a quarter of a second how many workers are
-there, and how long trainers wait.
+machine adds. So the fewest workers with which a trainer hardly waits are known. The trainer reads epoch after epoch, at
+its pace. The status says how many workers are there, and how long trainers wait.
 """
 
 from __future__ import annotations
