@@ -48,6 +48,8 @@ def _of_engine(engine: Mapping[str, Any], expected: Expected) -> Iterator[str]:
         yield f"{_CASES[0]}: not measured"
     for case in _CASES:
         yield from (f"{case}: {fault}" for fault in _of_case(engine.get(case, {}), expected))
+    if "submitted" in engine:
+        yield from (f"submitted: {fault}" for fault in _of_digest(engine["submitted"], expected))
     if "scale" in engine:
         yield from (f"scale: {fault}" for fault in _of_scale(engine["scale"], expected))
         yield from (f"scale back: {fault}" for fault in _of_scale(engine["scale"]["back"], expected))

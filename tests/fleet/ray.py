@@ -2,8 +2,8 @@
 
 Measured are the digest of an undisturbed fleet, what a trainer reads when a node with a worker is lost in mid-epoch,
 and when the coordinator's node is, how soon all are back on other nodes, and how the number of workers follows a
-trainer's pace. Each time nothing may be left, whether the program is interrupted or killed. The keys pass through Ray,
-which asks for a token.
+trainer's pace. Each time nothing may be left, whether the program is interrupted, killed, or was submitted to Ray and is
+stopped by it. The keys pass through Ray, which asks for a token; only of a submitted job they are on the nodes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def measure(job: Path, work: Path) -> dict[str, Any]:
         cluster.add_node()
         result["lost_coordinator"] = _lose_the_coordinator(cluster, copy_job(job, work / "moved"))
         result["program_killed"] = _kill_the_program(cluster, copy_job(job, work / "killed"))
+        result["submitted"] = _submit(cluster, copy_job(job, work / "submitted"))
         with cluster.serve(slow_down(copy_job(job, work / "scale")), "--workers=1:8") as served:
             result["scale"] = measure_scale(served.endpoint, job.parent / "keys")
     return result
@@ -112,3 +113,12 @@ def _kill_the_program(cluster: RayCluster, job: Path) -> dict[str, Any]:
         killed_s = time.monotonic()
         wait_until(lambda: not cluster.left(), "all have ended")
         return {"gone_s": round(time.monotonic() - killed_s, 1)}
+
+
+def _submit(cluster: RayCluster, job: Path) -> dict[str, Any]:
+    """Submit the program with the job's folder, verify what is served, and stop it."""
+    keys = job.parent / "keys"
+    with cluster.submit(job, f"--workers={_WORKERS}", "--keys", str(keys)) as endpoint:
+        _wait_for_workers(endpoint, keys)
+        digest, batches = verify((), endpoint, keys)
+    return {"digest": digest, "batches": batches}

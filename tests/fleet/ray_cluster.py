@@ -146,6 +146,40 @@ class RayCluster:
         assert code == (-signal.SIGKILL if served.is_killed else 0), served.text()
         wait_until(lambda: not self.left(), f"nothing is left: {self.left()}", _GONE_S)
 
+    @contextlib.contextmanager
+    def submit(self, job: Path, *options: str) -> Iterator[str]:
+        """Serve a job for the length of a block by a program that is submitted to Ray, from a copy of the job's folder.
+
+        Raise if what it has started does not end when Ray stops it.
+        """
+        name = job.parent.name
+        entrypoint = (str(python_of_ray()), "-m", PROGRAM, job.name, *options)
+        self._ray("submit", "--no-wait", "--submission-id", name, "--working-dir", str(job.parent), "--", *entrypoint)
+        found: list[str] = []
+
+        def is_served() -> bool:
+            found[:] = _SERVED.findall(self._ray("logs", name))
+            return bool(found)
+
+        try:
+            wait_until(is_served, "the submitted job is served", _START_S)
+            yield found[-1]
+        finally:
+            self._ray("stop", name)
+        wait_until(lambda: not self.left(), f"nothing is left: {self.left()}", _GONE_S)
+
+    def _ray(self, command: str, *words: str) -> str:
+        """Run a command of `ray job`; return what it printed."""
+        done = subprocess.run(
+            [str(python_of_ray().with_name("ray")), "job", command, *words],
+            env=self.environment | {"RAY_ADDRESS": f"http://{self.dashboard}"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_START_S,
+        )
+        return done.stdout
+
 
 class Served:
     """A job that is served in Ray."""

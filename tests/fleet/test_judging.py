@@ -48,6 +48,7 @@ def test_equal_digests_within_the_bounds_are_no_fault() -> None:
         (_engine(moved_coordinator=_case(found_s=5.1)), "moved_coordinator: found after 5.1 s, more than 5 s"),
         (_engine(moved_coordinator=_case(digest="bb")), "moved_coordinator: digest bb instead of aa"),
         (_engine(lost_coordinator=_case(lost=3)), "lost_coordinator: 3 batches lost"),
+        (_engine(submitted={"digest": "bb"}), "submitted: digest bb instead of aa"),
         (_engine(scale=_scale(right_after_s=60.1)), "scale: right after 60.1 s, more than 60 s"),
         (_engine(scale=_scale(changes=4)), "scale: 4 changes, more than 3"),
         (_engine(scale=_scale(reversals=1)), "scale: 1 changes went back"),

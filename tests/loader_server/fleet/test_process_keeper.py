@@ -9,7 +9,6 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -21,6 +20,7 @@ from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 #: Stands for the program `loader-server`: it notes how it was started, and then does as its first argument says.
 PROGRAM = """
