@@ -2,8 +2,8 @@
 
 Measured are the digest of an undisturbed fleet, what a trainer reads when a node with a worker is lost in mid-epoch,
 and when the coordinator's node is, how soon all are back on other nodes, and how the number of workers follows a
-trainer's pace. Each time nothing may be left, whether the program is interrupted, killed, or was submitted to Ray and is
-stopped by it. The keys pass through Ray, which asks for a token; only of a submitted job they are on the nodes.
+trainer's pace. Each time nothing may be left, whether the program is interrupted or killed, or was submitted to Ray,
+which stops it. The keys pass through Ray, which asks for a token; only of a submitted job they are on the nodes.
 """
 
 from __future__ import annotations

@@ -74,11 +74,9 @@ class _Trainer(threading.Thread):
             self.error = error
 
     def _read_epoch(self, feed: trainer_client.Feed) -> None:
-        due_s = time.monotonic()
         with feed.open() as batches:
             for _ in batches:
-                due_s = max(due_s + self.step_s, time.monotonic())
-                if self._ends.wait(due_s - time.monotonic()):
+                if self._ends.wait(self.step_s):
                     return
                 feed.trained()
 
