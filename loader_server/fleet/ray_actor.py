@@ -70,8 +70,8 @@ class NodeActor:
     def _hear(self) -> None:
         """Note the reports until there are no more; if the process has not ended as it should, end this actor."""
         assert self._keeper.stdout is not None
+        self._keeper.wait()  # it forks at once, and goes on as a process that is no child of this one
         for line in self._keeper.stdout:
             self._facts = self._facts | json.loads(line)
-        self._keeper.wait()
         if not self._has_to_end and not self._facts.get("is_over"):
             os._exit(1)  # Ray starts the actor again, here or elsewhere
