@@ -51,13 +51,13 @@ def _of_engine(engine: Mapping[str, Any], expected: Expected) -> Iterator[str]:
     if "submitted" in engine:
         yield from (f"submitted: {fault}" for fault in _of_digest(engine["submitted"], expected))
     if "scale" in engine:
+        if engine["scale"]["right_after_s"] > expected.right_within_s:
+            yield f"scale: right after {engine['scale']['right_after_s']:g} s, more than {expected.right_within_s:g} s"
         yield from (f"scale: {fault}" for fault in _of_scale(engine["scale"], expected))
         yield from (f"scale back: {fault}" for fault in _of_scale(engine["scale"]["back"], expected))
 
 
 def _of_scale(scale: Mapping[str, Any], expected: Expected) -> Iterator[str]:
-    if scale["right_after_s"] > expected.right_within_s:
-        yield f"right after {scale['right_after_s']:g} s, more than {expected.right_within_s:g} s"
     if scale["changes"] > expected.most_changes:
         yield f"{scale['changes']} changes, more than {expected.most_changes}"
     if scale["reversals"]:

@@ -2,7 +2,8 @@
 
 A batch takes a worker as long to build as its transform sleeps, here longer than elsewhere, to be far above what a busy
 machine adds. So the fewest workers with which a trainer hardly waits are known. The trainer reads epoch after epoch, at
-its pace. The status says how many workers are there, and how long trainers wait.
+its pace. The status says how many workers are wanted and how many are there, and how long trainers wait. The way back
+has no bound of time, as the number goes down slowly on purpose.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ _STAYS_S = 15.0
 
 @dataclass
 class Looks:
-    """What was seen of the numbers of workers."""
+    """What was seen of the number of workers that are wanted."""
 
-    #: The time of each look, and the number that was wanted then.
-    seen: list[tuple[float, int]] = field(default_factory=list)
+    #: The number at each look.
+    seen: list[int] = field(default_factory=list)
 
     @property
-    def changes(self) -> list[tuple[float, int]]:
-        """Return when each other number was first seen, and which."""
-        return [later for (_, number), later in pairwise(self.seen) if later[1] != number]
+    def changes(self) -> list[int]:
+        """Return each number that differs from the one before it."""
+        return [later for number, later in pairwise(self.seen) if later != number]
 
     @property
     def reversals(self) -> int:
         """Return how often the number went back after it had gone the other way."""
-        numbers = [number for _, number in self.seen[:1] + self.changes]
+        numbers = self.seen[:1] + self.changes
         steps = [later - number for number, later in pairwise(numbers)]
         return sum(step * following < 0 for step, following in pairwise(steps))
 
@@ -120,7 +121,8 @@ def _follow(endpoint: str, keys: Path, right: int) -> dict[str, Any]:
         nonlocal right_s
         report, now_s = ask(endpoint, keys=str(keys)), time.monotonic()
         workers = sum(worker["silent_s"] <= 2.0 for worker in report["workers"])
-        looks.seen.append((now_s, workers))
+        if report.get("workers_wanted") is not None:
+            looks.seen.append(report["workers_wanted"])
         waited = report["streams"]["train"]["waited_permille"]
         if workers != right:
             right_s = math.inf
@@ -128,7 +130,7 @@ def _follow(endpoint: str, keys: Path, right: int) -> dict[str, Any]:
             right_s = now_s
         return now_s - right_s >= _STAYS_S and waited is not None and waited < _MOST_WAITING
 
-    wait_until(is_over, f"{right} workers: {looks.seen[-1:]}", 240)
+    wait_until(is_over, f"{right} workers", 240)
     return {
         "workers": right,
         "right_after_s": round(right_s - began_s, 1),

@@ -29,7 +29,8 @@ def _scale(**change: Any) -> dict[str, Any]:
 
 def test_equal_digests_within_the_bounds_are_no_fault() -> None:
     least = {"digest": "aa", "batches": 10, "lost_node": _case()}
-    ray = least | {"lost_coordinator": _case(), "scale": _scale()}
+    slowly_back = _scale(back={"right_after_s": 100.0})
+    ray = least | {"lost_coordinator": _case(), "scale": slowly_back, "submitted": {"digest": "aa"}}
     assert faults_of({"hosts": _engine(), "slurm": least, "ray": ray}, _EXPECTED) == []
 
 

@@ -19,5 +19,5 @@ from tests.fleet.ray_scale import Looks
     ],
 )
 def test_changes_and_reversals(numbers: list[int], changes: int, reversals: int) -> None:
-    looks = Looks(list(zip(map(float, range(len(numbers))), numbers, strict=True)))
+    looks = Looks(numbers)
     assert (len(looks.changes), looks.reversals) == (changes, reversals)

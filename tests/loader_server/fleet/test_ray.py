@@ -41,7 +41,7 @@ def job(tmp_path: Path) -> Path:
 
 
 class Ray:
-    """What the module `ray` is asked before a job is served: its runtime environment, and whether it asks for a token."""
+    """What the module `ray` is asked before a job is served: its runtime environment, and whether it has a token."""
 
     def __init__(self, *, has_token: bool, working_dir: str = "") -> None:
         self._has_token = has_token
