@@ -32,7 +32,7 @@ _MOST_FAILURES = 5
 class RayFleet:
     """The actors of one job; making it starts the coordinator's.
 
-    Raise SettingsError if Ray has a job of this name already.
+    Raise SettingsError if Ray has a job of this name already, or if the keys to be sent are too large.
     """
 
     def __init__(
@@ -120,12 +120,18 @@ class RayFleet:
         for group in (leaving, [self._coordinator]):
             for actor in group:
                 actor.begin_end()
-            _wait(group)
+            self._wait_ended(group)
             for actor in group:
                 actor.kill()
         until_s = time.monotonic() + _FORGET_S
         while time.monotonic() < until_s and self._is_named():
             time.sleep(0.05)
+
+    def _wait_ended(self, actors: list[_Actor]) -> None:
+        """Wait until all of these have ended, but no longer than they may take."""
+        endings = [actor.ending for actor in actors if actor.ending is not None]
+        if endings:
+            self._ray.wait(endings, num_returns=len(endings), timeout=_END_S)
 
     def _is_named(self) -> bool:
         try:
@@ -133,13 +139,6 @@ class RayFleet:
         except ValueError:
             return False
         return True
-
-
-def _wait(actors: list[_Actor]) -> None:
-    """Wait until all of these have ended, but no longer than they may take."""
-    until_s = time.monotonic() + _END_S
-    while time.monotonic() < until_s and not all(actor.has_ended for actor in actors):
-        time.sleep(0.05)
 
 
 class _Actor:
@@ -152,7 +151,8 @@ class _Actor:
         self.problem = ""
         self._handle = ray.remote(NodeActor).options(max_restarts=-1, **placing).remote(orders)
         self._asked: Any = None
-        self._ending: Any = None
+        #: The call that ends its process; None before.
+        self.ending: Any = None
         self._failures = 0
         self._has_answered = False
 
@@ -164,7 +164,7 @@ class _Actor:
     @property
     def has_ended(self) -> bool:
         """Return whether its process has ended as it was told to, or never began."""
-        return self._ending is None or self._is_answered(self._ending)
+        return self.ending is None or self._is_answered(self.ending)
 
     def look(self, files: dict[str, str]) -> dict[str, Any]:
         """Return its last answer, empty while it has given none, and ask it again; it gets these files."""
@@ -188,8 +188,8 @@ class _Actor:
 
     def begin_end(self) -> None:
         """Have its process end; an actor that waits for a node has none."""
-        if self._has_answered and self._ending is None:
-            self._ending = self._handle.end.remote()
+        if self._has_answered and self.ending is None:
+            self.ending = self._handle.end.remote()
 
     def kill(self) -> None:
         """Have Ray end it for good."""

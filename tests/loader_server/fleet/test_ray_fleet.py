@@ -76,8 +76,8 @@ class FakeRay:
 
         return Call(make)
 
-    def wait(self, answers: list[Answer], *, timeout: float) -> tuple[list[Answer], list[Answer]]:
-        assert timeout == 0
+    def wait(self, answers: list[Answer], *, timeout: float, num_returns: int = 1) -> tuple[list[Answer], list[Answer]]:
+        assert timeout == 0 or num_returns == len(answers)
         ready = [answer for answer in answers if not answer.actor.is_pending]
         return ready, [answer for answer in answers if answer not in ready]
 
