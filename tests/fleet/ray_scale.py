@@ -121,8 +121,9 @@ def _follow(endpoint: str, keys: Path, right: int) -> dict[str, Any]:
         nonlocal right_s
         report, now_s = ask(endpoint, keys=str(keys)), time.monotonic()
         workers = sum(worker["silent_s"] <= 2.0 for worker in report["workers"])
-        if report.get("workers_wanted") is not None:
-            looks.seen.append(report["workers_wanted"])
+        # Before any is wanted, those that are there count.
+        wanted = report.get("workers_wanted")
+        looks.seen.append(max(1, workers) if wanted is None else wanted)
         waited = report["streams"]["train"]["waited_permille"]
         if workers != right:
             right_s = math.inf
