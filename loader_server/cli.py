@@ -321,8 +321,9 @@ def run_coordinator(options: argparse.Namespace) -> int:
     allow_many_files()
     job = read_job(options.job)
     listen = options.listen or job.settings.listen
-    check_endpoint(listen, where=f"{options.job}, listen", encrypted=job.keys is not None, insecure=options.insecure)
-    keys = ServerKeys.read(job.keys, "coordinator") if job.keys else None
+    folder = options.keys or job.keys
+    check_endpoint(listen, where=f"{options.job}, listen", encrypted=folder is not None, insecure=options.insecure)
+    keys = ServerKeys.read(folder, "coordinator") if folder else None
     coordinator = open_coordinator(job, listen, keys, advertise=options.advertise)
     _on_stop(coordinator.stop)
     signal.signal(DRAIN_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=True))

@@ -1,6 +1,6 @@
 """Reads one job's epoch from several engines, undisturbed and with a node lost, and compares the digests.
 
-    python -m tests.fleet --engines hosts,containers,slurm,kubernetes --json
+    python -m tests.fleet --engines hosts,containers,slurm,ray,kubernetes --json
 
 The reference is `loader-server run` on one machine. With the hosts, the lines of the page that lead from nothing to
 training are typed as well. An engine that cannot be had here is left out, with the reason. The exit code is 1 if
@@ -27,6 +27,7 @@ from rich.table import Table
 from tests.fleet.hosts import FOUND_WITHIN_S
 from tests.fleet.job import copy_job, longest_gap_s, reference, write_job
 from tests.fleet.judging import Expected, faults_of
+from tests.fleet.ray_scale import MOST_CHANGES, RIGHT_WITHIN_S
 from tests.fleet.steps import type_steps
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_ENGINES = ("hosts", "containers", "slurm", "kubernetes")
+_ENGINES = ("hosts", "containers", "slurm", "ray", "kubernetes")
 
 
 @dataclass(slots=True)
@@ -56,6 +57,8 @@ class _Outcome:
             batches=self.batches,
             longest_gap_s=longest_gap_s(),
             found_within_s=FOUND_WITHIN_S,
+            right_within_s=RIGHT_WITHIN_S,
+            most_changes=MOST_CHANGES,
         )
         return faults_of(self.engines, expected)
 
@@ -67,6 +70,7 @@ class _Outcome:
             "steps": self.steps,
             "engines": self.engines,
             "left_out": self.left_out,
+            "scale": self.engines.get("ray", {}).get("scale"),
             "bound_s": longest_gap_s(),
             "faults": self.faults,
         }

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["DockerEngine", "missing_programs"]
+__all__ = ["DockerEngine", "installed_requirements", "missing_programs"]
 
 #: Which Debian package brings each program that is needed.
 _PACKAGES = {
@@ -221,14 +221,15 @@ def _download_wheels(context: Path, extras: str) -> None:
     Equal versions, because batches are compared with those that are built on this machine.
     """
     constraints = context.parent / "constraints.txt"
-    constraints.write_text("".join(f"{line}\n" for line in _installed(extras)))
+    constraints.write_text("".join(f"{line}\n" for line in installed_requirements(extras)))
     python = ("--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}")
     options = ("--quiet", "--constraint", str(constraints), "--dest", str(context / "wheels"))
     wanted = (f"{context}[{extras}]", *_BUILD_PACKAGES)
     _succeed(sys.executable, "-m", "pip", "download", *python, *options, *wanted)
 
 
-def _installed(extras: str) -> Iterator[str]:
+def installed_requirements(extras: str) -> Iterator[str]:
+    """Yield what our package needs with an extra, in the versions that are installed here."""
     for requirement in map(Requirement, requires("stoker") or ()):
         if requirement.marker is None or requirement.marker.evaluate({"extra": extras}):
             with contextlib.suppress(PackageNotFoundError):

@@ -23,13 +23,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["BATCHES", "BUILD_S", "HEARTBEAT_TIMEOUT_S", "copy_job", "longest_gap_s", "reference", "verify", "write_job"]
+__all__ = [
+    "BATCHES",
+    "BUILD_S",
+    "HEARTBEAT_TIMEOUT_S",
+    "SAMPLE_S",
+    "copy_job",
+    "longest_gap_s",
+    "reference",
+    "verify",
+    "write_job",
+]
 
 HEARTBEAT_TIMEOUT_S = 2.0
 _ROWS, _LONGEST, BATCHES = 16, 200, 320
 _SAMPLE_MS = 5
-#: What one batch takes to build.
-BUILD_S = _ROWS * _SAMPLE_MS / 1000
+#: What a sample takes to transform, and one batch to build.
+SAMPLE_S = _SAMPLE_MS / 1000
+BUILD_S = _ROWS * SAMPLE_S
 
 _JOB = f"""\
 [job]
@@ -61,7 +72,7 @@ _SCALE = np.arange(1, 81, dtype="float32") / 80
 
 @transform({{"tokens": ("float32", None, 80)}}, lengths={{"tokens": lambda lengths: lengths["tokens"]}})
 def features(sample, rng):
-    time.sleep({_SAMPLE_MS / 1000})
+    time.sleep({SAMPLE_S:g})
     shift = rng.random(dtype="float32")
     sample["tokens"] = (sample["tokens"].astype("float32") + shift)[:, None] * _SCALE
 """

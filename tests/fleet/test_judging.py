@@ -8,7 +8,9 @@ import pytest
 
 from tests.fleet.judging import Expected, faults_of
 
-_EXPECTED = Expected(digest="aa", batches=10, longest_gap_s=2.5, found_within_s=5.0)
+_EXPECTED = Expected(
+    digest="aa", batches=10, longest_gap_s=2.5, found_within_s=5.0, right_within_s=60.0, most_changes=3
+)
 
 
 def _engine(**change: Any) -> dict[str, Any]:
@@ -20,9 +22,16 @@ def _case(**change: Any) -> dict[str, Any]:
     return {"digest": "aa", "gap_s": 1.0, "lost": 0, "repeated": 0} | change
 
 
+def _scale(**change: Any) -> dict[str, Any]:
+    back = {"right_after_s": 60.0, "changes": 3, "reversals": 0}
+    return back | change | {"back": back | change.get("back", {})}
+
+
 def test_equal_digests_within_the_bounds_are_no_fault() -> None:
     least = {"digest": "aa", "batches": 10, "lost_node": _case()}
-    assert faults_of({"hosts": _engine(), "slurm": least}, _EXPECTED) == []
+    slowly_back = _scale(back={"right_after_s": 100.0})
+    ray = least | {"lost_coordinator": _case(), "scale": slowly_back, "submitted": {"digest": "aa"}}
+    assert faults_of({"hosts": _engine(), "slurm": least, "ray": ray}, _EXPECTED) == []
 
 
 def test_an_engine_with_a_reference_of_its_own_is_compared_with_that() -> None:
@@ -47,6 +56,12 @@ def test_an_engine_with_a_reference_of_its_own_is_compared_with_that() -> None:
         (_engine(moved_coordinator=_case(found_s=5.1)), "moved_coordinator: found after 5.1 s, more than 5 s"),
         (_engine(evicted_pod=_case(repeated=1)), "evicted_pod: 1 batches repeated"),
         (_engine(moved_coordinator=_case(digest="bb")), "moved_coordinator: digest bb instead of aa"),
+        (_engine(lost_coordinator=_case(lost=3)), "lost_coordinator: 3 batches lost"),
+        (_engine(submitted={"digest": "bb"}), "submitted: digest bb instead of aa"),
+        (_engine(scale=_scale(right_after_s=60.1)), "scale: right after 60.1 s, more than 60 s"),
+        (_engine(scale=_scale(changes=4)), "scale: 4 changes, more than 3"),
+        (_engine(scale=_scale(reversals=1)), "scale: 1 changes went back"),
+        (_engine(scale=_scale(back={"changes": 5})), "scale back: 5 changes, more than 3"),
     ],
 )
 def test_each_fault_is_said(engine: dict[str, Any], fault: str) -> None:

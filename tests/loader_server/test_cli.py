@@ -177,3 +177,27 @@ def test_keys_are_made_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
         assert f"\n  {needs}\n" in out
     code, _, err = _run(capsys, "keys", tmp_path / "keys")
     assert (code, "expected a folder without keys" in err) == (1, True)
+
+
+def test_a_coordinator_takes_the_keys_that_it_is_given_instead_of_the_job_files(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    job = write_job(tmp_path, samples=40, job='keys = "of-the-job"')
+    listen = ("--listen", "tcp://0.0.0.0:*")
+    for options, named in (((), "of-the-job"), (("--keys", tmp_path / "given"), "given")):
+        code, _, err = _run(capsys, "coordinator", job, *listen, *options)
+        assert code == 1
+        assert f"{tmp_path / named}/coordinator.key_secret" in err
+
+
+def test_keys_that_are_given_let_a_job_without_any_be_served_beyond_loopback(
+    capsys: pytest.CaptureFixture[str], job: Path
+) -> None:
+    listen = ("--listen", "tcp://0.0.0.0:*")
+    assert "expected keys, or a loopback address" in _run(capsys, "coordinator", job, *listen)[2]
+    _, _, err = _run(capsys, "coordinator", job, *listen, "--keys", job.parent / "given")
+    assert f"{job.parent / 'given'}/coordinator.key_secret" in err
+
+
+def test_a_run_whose_parent_has_ended_already_ends_at_once(capsys: pytest.CaptureFixture[str], job: Path) -> None:
+    assert _run(capsys, "run", job, "--parent", os.getpid())[0] == 0

@@ -1,0 +1,77 @@
+"""The actor of Ray that owns a coordinator or a worker on its node, whichever node that is by now.
+
+Rules: it only starts the process that keeps the other one (`process_keeper`), and carries its reports; Ray starts it
+again elsewhere, with the same orders, if its node is lost. Ray is imported where it is used, as it is an extra.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+__all__ = ["NodeActor", "asks_for_token"]
+
+#: How long the process may take to end: its child drains for at most 12 s.
+_END_S = 15.0
+
+
+def asks_for_token() -> bool:
+    """Return whether the Ray that this process belongs to lets nobody in without a token."""
+    # Ray sets it as well where it chooses tokens by itself, and the processes of a node inherit it.
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+
+
+class NodeActor:
+    """An actor with one process; the orders are a line of JSON (`ray_settings.Orders.line`)."""
+
+    def __init__(self, orders: str) -> None:
+        import ray
+
+        #: What the process has reported, the latest value of each fact, and the node's address for others.
+        self._facts: dict[str, Any] = {"address": ray.util.get_node_ip_address()}
+        self._files = json.loads(orders)["files"]
+        self._has_to_end = False
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-m", "loader_server.fleet.process_keeper", self._facts["address"]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._write(orders)
+        self._hearing = threading.Thread(target=self._hear, daemon=True)
+        self._hearing.start()
+
+    def look(self, files: dict[str, str]) -> dict[str, Any]:
+        """Have files of the process replaced that differ from these, and return what it has reported."""
+        changed = {name: content for name, content in files.items() if self._files.get(name) != content}
+        if changed:
+            self._files = self._files | changed
+            self._write(json.dumps({"files": changed}) + "\n")
+        return dict(self._facts)
+
+    def end(self) -> None:
+        """End the process in good order, and return when all is gone that it started, after 15 s at the latest."""
+        self._has_to_end = True
+        assert self._keeper.stdin is not None
+        with contextlib.suppress(OSError):
+            self._keeper.stdin.close()
+        self._hearing.join(_END_S)
+
+    def _write(self, line: str) -> None:
+        assert self._keeper.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended, which the thread notices
+            self._keeper.stdin.write(line.encode())
+            self._keeper.stdin.flush()
+
+    def _hear(self) -> None:
+        """Note the reports until there are no more; if the process has not ended as it should, end this actor."""
+        assert self._keeper.stdout is not None
+        self._keeper.wait()  # it forks at once, and goes on as a process that is no child of this one
+        for line in self._keeper.stdout:
+            self._facts = self._facts | json.loads(line)
+        if not self._has_to_end and not self._facts.get("is_over"):
+            os._exit(1)  # Ray starts the actor again, here or elsewhere
