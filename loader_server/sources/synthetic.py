@@ -92,10 +92,7 @@ class SyntheticSource(Source):
         return Found(rows=piece, numbers={f"length_{self.fields[0].key}": lengths})
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, and make the text that all samples are cut from.
-
-        DataError of `open` passes through.
-        """
+        """Take the index, and make the text that all samples are cut from; DataError of `open` passes through."""
         super().open(indexed)
         self._key = self.fields[0].key
         self._lengths = self.lengths[self._key]

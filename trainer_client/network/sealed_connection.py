@@ -218,10 +218,7 @@ class SealedConnection:
         return self._opener is not None and self._opener.number < pong.sealed
 
     def close(self) -> None:
-        """Hang up; do nothing if it is not connected.
-
-        SettingsError of `renew` passes through.
-        """
+        """Hang up; do nothing if it is not connected; SettingsError of `renew` passes through."""
         # Not by way of `expect`: after a failed `renew` the former socket is still open, and the context waits for it.
         self._port = 0
         self.renew()

@@ -167,10 +167,7 @@ class PipelineSource(ShardedSource):
         return (self.settings.pipeline.partition(":")[0],) if self.settings.pipeline else (type(self).__module__,)
 
     def close(self) -> None:
-        """End all runs, and close the base, if it was opened.
-
-        DataError and SettingsError of `_base` pass through.
-        """
+        """End all runs, and close the base, if it was opened; DataError and SettingsError of `_base` pass through."""
         if "_base" in self.__dict__ and self._base is not None:
             self._base.close()
         super().close()

@@ -168,10 +168,7 @@ class ArchivedFeatures:
         return raw
 
     def expect(self, samples: Sequence[int]) -> None:
-        """Start fetching the samples' matrices that are remote.
-
-        Errors of `expect_parts` pass through.
-        """
+        """Start fetching the samples' matrices that are remote; errors of `expect_parts` pass through."""
         self._files.expect_parts(
             (self._path_of(sample), self._facts(sample), *self._place(sample)) for sample in samples
         )
