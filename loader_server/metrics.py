@@ -116,13 +116,13 @@ WAITED = _coordinator.gauge(
 )
 TRAINED_EPOCH = _coordinator.gauge(
     "stoker_trained_epoch",
-    "The epoch that the stream's slowest rank is in; evaluation streams have none.",
+    "The epoch of the stream's slowest rank, in queue mode the first that is not done; evaluation streams have none.",
     "See stoker_trained_batch_number.",
     ("stream",),
 )
 TRAINED_NUMBER = _coordinator.gauge(
     "stoker_trained_batch_number",
-    "The first batch number of that epoch that the stream's slowest rank has not trained on.",
+    "The first batch number of that epoch that the slowest rank has not trained on; in queue mode, how many are done.",
     "If it stands still while trainers are attached, see the runbook, StokerNoProgress.",
     ("stream",),
 )

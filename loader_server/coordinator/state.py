@@ -486,7 +486,7 @@ class CoordinatorState:
 
     def _stream_report(self, name: str, stream: StreamTrainers, now_s: float) -> dict[str, Any]:
         return stream_report(stream, self._settings.group or stream.group, now_s) | {
-            "queue": self.queues.report_of(name) if stream.view.leases is not None else None,
+            **self.queues.stream_report(name),
             "evaluating": list(self.queues.evaluations.report_of(name)),
             "verifiers": self.verifiers.report_of(name, now_s),
             "elastic": self._worlds.report_of(name, now_s),

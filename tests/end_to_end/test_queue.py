@@ -14,6 +14,7 @@ import trainer_client
 from loader_server.commands import status
 from shared.errors import RefusedError, SettingsError
 from tests.support.loaders import running, wait_until, write_job
+from tests.support.scraping import fetch_metrics, read_targets, total
 from trainer_client.given_batches import GivenBatches
 
 QUEUE = 'mode = "queue"\nlease_timeout = "{}"\ntries = 2'
@@ -91,6 +92,30 @@ def test_feeds_share_epochs_each_batch_comes_once_and_the_end_is_told(fresh):
     assert batches == {(epoch, number): 1 for epoch in range(2) for number in range(count)}
     after = table(fresh)
     assert (after["epoch"], after["open"], after["leased"], after["done"], after["dead"]) == (2, 0, 0, count, 0)
+
+
+def test_status_and_metrics_say_how_far_a_queue_is(tmp_path):
+    job = write_queue(tmp_path)
+
+    def shown():
+        stream = status.ask(loaders.endpoint)["streams"]["train"]
+        return stream["epoch"], stream["number"], stream["batches"]
+
+    def metered():
+        targets = read_targets(tmp_path / ".stoker/tones/targets").values()
+        (address,) = [target["address"] for target in targets if target["role"] == "coordinator"]
+        found = fetch_metrics(address)
+        return [int(total(found, f"stoker_{name}")) for name in ("trained_epoch", "trained_batch_number")]
+
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, epochs=2) as feed:
+        (_, _, count) = shown()
+        assert (shown(), metered()) == ((0, 0, count), [0, 0])
+        for read_before, batch in enumerate(feed):
+            if batch.number == 3:
+                wait_until(lambda: shown()[1] >= 2, "what is done is shown")
+                assert shown()[:2] <= (0, read_before)
+        wait_until(lambda: shown() == (1, 0, count), "an epoch is done")
+        wait_until(lambda: metered() == [1, 0], "and so do metrics")
 
 
 @pytest.mark.heritage("D9")

@@ -306,6 +306,24 @@ class Queues:
 
     # --- for people ---
 
+    def stream_report(self, stream: str) -> dict[str, Any]:
+        """Return what only a lease table knows of a stream: `queue`, None in lockstep, and how far training is.
+
+        That is the first epoch that is not settled, as `epoch`, how many of its `batches` are done or given up, as
+        `number`, and these themselves, None if they are not counted yet. It is left out if nothing is trained by
+        leases: a trainer's own cursor says nothing there, because each has done only a part.
+        """
+        if self._streams[stream].view.leases is None:
+            return {"queue": None}
+        report: dict[str, Any] = {"queue": self.report_of(stream)}
+        table = self.tables.get((stream, "train"))
+        if table is not None:
+            at = table.unsettled()
+            epoch = table.epochs.get(at)
+            settled = epoch.fresh - len(epoch.out) if epoch is not None else 0
+            report |= {"epoch": at, "number": settled, "batches": self._batches(stream, "train", at)}
+        return report
+
     def report_of(self, stream: str) -> dict[str, Any]:
         """Return the state of each kind of work on a stream, by name; single evaluations are summed as "evaluate".
 
