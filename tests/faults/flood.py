@@ -224,6 +224,7 @@ def _to_server(random: Random, _plan: str, *, asks: bool) -> m.Message:
         based_on=0,
         refused=None,
         parts=(),
+        tables=(),
         nbytes=0,
         is_step=True,
     )

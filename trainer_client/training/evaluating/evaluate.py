@@ -71,7 +71,8 @@ def evaluate(order: EvaluateOrder) -> int:
         feeds = {
             stream: stack.enter_context(order.connect(stream, work="evaluate", rank=0)) for stream in order.streams
         }
-        evaluator = _evaluator(order.module)
+        model = order.module.make("model")
+        evaluator = _evaluator(order.module, model)
         data = {stream: _dataset(order, feed) for stream, feed in feeds.items()}
         order.module.refuse_unknown_parameters()
         _print_for_people(
@@ -82,9 +83,9 @@ def evaluate(order: EvaluateOrder) -> int:
         # The end of the job ends following as well: it is that of the training that we follow.
         with suppress(EndedError) if order.follow_s is not None else nullcontext():
             for arrays, record in _versions(order, feeds.values(), began_s):
-                own = models_own(arrays, record)
+                own, tables = models_own(arrays, record), saved_tables.attach_saved_tables(model, arrays, record)
                 judged = Judged(
-                    label=order.module.full_name, version=f"{version} {digest_of_arrays(own)}",
+                    label=order.module.full_name, version=f"{version} {digest_of_arrays(own)}{tables.digest()}",
                     epoch=record["epoch"], step=record.get("step", 0),
                 )  # fmt: skip
                 for stream, dataset in data.items():
@@ -101,10 +102,10 @@ def evaluate(order: EvaluateOrder) -> int:
     return DataError.exit_code if shares else 0
 
 
-def _evaluator(module: ModelModule) -> Evaluator:
+def _evaluator(module: ModelModule, model: Any) -> Evaluator:
     with quick_import():
         from trainer_client.training.evaluating.evaluator import Evaluator
-    return Evaluator(module.make("model"), module.find("loss"), module.make_if_there("eval_metrics") or ())
+    return Evaluator(model, module.find("loss"), module.make_if_there("eval_metrics") or ())
 
 
 def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:

@@ -241,10 +241,20 @@ class ServedLoop(BaseLoop):
             loss, rows, became = self._finite_step(element)
             self._since_pull += 1
             # A batch with nothing to apply is pushed without gradients, so that servers know it as done.
-            return loss, rows, self._served.push(lease, self._kept.read() if became == APPLIED else {})
+            is_applied = became == APPLIED
+            gradients, of_tables = (self._kept.read(), self._kept.read_rows()) if is_applied else ({}, {})
+            return loss, rows, self._served.push(lease, gradients, of_tables)
         except MovedError:
             self._is_joined = False
             return loss, rows, False
+
+    def _outcome_of(self, element: Any) -> tuple[float, float, float]:
+        """Take a step; return loss, valid rows and outcome, or raise the error of a lookup of tables' rows."""
+        try:
+            return super()._outcome_of(element)
+        finally:
+            # First of all: of rows that could not be looked up, neither loss nor gradients mean anything.
+            self._served.tables.raise_failure()
 
     def _end_epoch(self, epoch: int) -> None:
         """Share the epoch's results, evaluate it on the servers' values, and commit those.
@@ -348,7 +358,7 @@ class ServedLoop(BaseLoop):
         # Servers stop first: nobody may train on values that the queue, once it is taken back, does not match.
         self._served.withdraw()
         totals, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
-        self._served.serve(_done_set(self._session.cursor.state()), totals.steps)
+        self._served.serve(_done_set(self._session.cursor.state()), totals.steps, self._saved.tables)
         self._served.look()
         self._since_pull = self._rate = None
         if is_first:
@@ -386,9 +396,14 @@ class ServedLoop(BaseLoop):
         """
         model = self._model
         self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
+        if self._settings.xla and self._served.tables.forms:
+            raise SettingsError(
+                expected="a model without ServedEmbedding", got=f"tables {[form.name for form in self._served.tables.forms]}",
+                where="--xla", remedy="Leave it out: XLA cannot compile steps that ask servers for rows.",
+            )  # fmt: skip
         # Between pulls the worker's own copy goes on by its own gradients; with a pull before each step none is left.
         self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=self._worker.pull_every > 1)
-        self._step.optimizer = self._kept
+        self._step.optimizer, self._step.takes_rows = self._kept, True
         self._optimizer_settings = OptimizerSettings(model)
 
     def _finish(self) -> None:
@@ -443,7 +458,12 @@ class ServedLoop(BaseLoop):
         with self._timed("checkpoint"):
             epochs, steps = self._session.cursor.at.epoch, self._served.version
             totals = replace(self._progress.totals, epochs=epochs, steps=steps)
-            written = self._saved.commit(self._model, cut, totals, self._noted, self._early_stop)
+            tables = self._served.tables.saved_arrays()
+            try:
+                written = self._saved.commit(self._model, cut, totals, self._noted, self._early_stop, tables)
+            except MovedError:  # while tables were read: nothing is written
+                self._is_joined = False
+                return False
         self._note_saved(written, steps)
         return True
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from shared.wire.message_parts import DoneSet, EpochDone, Lease, VariablePart
+from shared.wire.message_parts import DoneSet, EpochDone, Lease, TableForm, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.servers.applied import AppliedBatches
 
@@ -46,12 +46,16 @@ Key = tuple[int, Lease]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An instruction: send this to the asker, with the values of the share, or with the cut of this number."""
+    """An instruction: send this to the asker, with the values of the share, or with the cut of this number.
+
+    With `asked`, the rows that it asks for go with it instead.
+    """
 
     to: bytes
     message: Message
     values: bool = False
     cut: int | None = None
+    asked: m.PullRows | m.SaveRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,8 @@ class ServerState:
         self.has_ended = self._is_finishing = False
         #: The parts of the model's variables that are held here.
         self.parts: tuple[VariablePart, ...] = ()
+        #: The tables of which rows are held here.
+        self.tables: tuple[TableForm, ...] = ()
         #: How many pushes were answered with each code.
         self.counts = dict.fromkeys(("applied", "held", "repeated", "stale", "moved", "over"), 0)
         self._is_first = is_first
@@ -147,8 +153,8 @@ class ServerState:
         self._cut: tuple[int, int, DoneSet | None] | None = None
         #: Who waits for a cut that is not there yet, by its number.
         self._waits: dict[int, tuple[bytes, m.Save]] = {}
-        #: Pulls that wait for values that are not there yet, by trainer.
-        self._pulls: dict[int, tuple[bytes, m.Pull]] = {}
+        #: Pulls that wait for values that are not there yet, by trainer and table; those of variables have table -1.
+        self._pulls: dict[tuple[int, int], tuple[bytes, m.Pull | m.PullRows]] = {}
 
     # --- what trainers say ---
 
@@ -168,7 +174,7 @@ class ServerState:
                 asker,
                 m.Shown(
                     serial=message.serial, generation=self.generation, version=self.version, over=self.over,
-                    parts=self.parts,
+                    parts=self.parts, tables=self.tables,
                 ),
             )
         ]  # fmt: skip
@@ -182,7 +188,8 @@ class ServerState:
         """Hold the share that the chief gives, in place of all there was; if it is held already, only answer."""
         if message.generation == self.generation:  # the answer was lost
             return [self._taken(asker, message.serial, "serving")]
-        self.generation, self.version, self.parts, self.over = message.generation, message.version, message.parts, ""
+        self.generation, self.version, self.over = message.generation, message.version, ""
+        self.parts, self.tables = message.parts, message.tables
         self._is_finishing = self.has_ended = False
         self._staleness, self._most = message.staleness, message.most
         self._applied = AppliedBatches(message.done)
@@ -200,18 +207,28 @@ class ServerState:
         # replace, and would count as done.
         return [*self._lose(), self._taken(asker, message.serial, "withdrawn")]
 
-    def _pull(self, asker: bytes, message: m.Pull) -> list[Instruction]:
-        """Answer with our values, or wait until they have all that the trainer knows of.
+    def _give(self, asker: bytes, message: m.GiveRows) -> list[Instruction]:
+        """Answer that rows were kept for the share to come; while another share is served, with `moved`."""
+        # The chief withdraws all shares before: a server that serves has another chief, or is asked late.
+        code = "given" if self.generation in (0, message.generation) else "moved"
+        return [self._taken(asker, message.serial, code)]
 
-        A trainer of another generation, or a forgotten one, gets `moved`.
+    def _pull(self, asker: bytes, message: m.Pull | m.PullRows) -> list[Instruction]:
+        """Answer with our values, or with rows, or wait until they have all that the trainer knows of.
+
+        A trainer of another generation, or a forgotten one, gets `moved`, and so does one that asks for rows of a cut
+        that is not the last.
         """
-        if self._has_moved_from(message):
+        is_of_cut = isinstance(message, m.PullRows) and message.cut != 0
+        if self._has_moved_from(message) or (is_of_cut and not self._has_cut(message.cut)):
             return [self._taken(asker, message.serial, "moved")]
         # We are behind the first server: these values would lack gradients that the trainer knows to be applied.
-        if message.at_least > self.version:
-            self._pulls[message.trainer] = (asker, message)
+        if message.at_least > self.version and not is_of_cut:
+            self._pulls[message.trainer, getattr(message, "table", -1)] = (asker, message)
             return []
         answer = m.Values(serial=message.serial, version=self.version, done=None, nbytes=0)
+        if isinstance(message, m.PullRows):
+            return [Answer(asker, answer, asked=message)]
         return [Answer(asker, answer, values=True)]
 
     def _push(self, asker: bytes, message: m.Push) -> list[Instruction]:
@@ -299,7 +316,7 @@ class ServerState:
         """
         if not self._is_of_now(message.generation):
             return [self._taken(asker, message.serial, "moved")]
-        if self._cut is not None and self._cut[0] == message.cut:  # the answer was lost, or the order came first
+        if self._has_cut(message.cut):  # the answer was lost, or the order came first
             return [self._saved(asker, message)]
         # The others cut where the first server's order comes, not now: they may be behind it, and then variables would
         # have other batches than the checkpoint names.
@@ -314,6 +331,16 @@ class ServerState:
         assert self._cut is not None
         _, version, done = self._cut
         return Answer(asker, m.Values(serial=message.serial, version=version, done=done, nbytes=0), cut=message.cut)
+
+    def _save_rows(self, asker: bytes, message: m.SaveRows) -> list[Instruction]:
+        """Answer with a piece of a table, out of the cut; without that cut, the chief gets `moved`."""
+        if not self._is_of_now(message.generation) or not self._has_cut(message.cut):
+            return [self._taken(asker, message.serial, "moved")]
+        answer = m.TableRows(serial=message.serial, rows=0, arrays=0, nbytes=0)
+        return [Answer(asker, answer, asked=message)]
+
+    def _has_cut(self, number: int) -> bool:
+        return self._cut is not None and self._cut[0] == number
 
     # --- the end ---
 
@@ -410,7 +437,7 @@ class ServerState:
     def _is_of_now(self, generation: int) -> bool:
         return generation == self.generation != 0
 
-    def _has_moved_from(self, message: m.Pull | m.Push | m.SetRate) -> bool:
+    def _has_moved_from(self, message: m.Pull | m.PullRows | m.Push | m.SetRate) -> bool:
         """Return whether the sender has to look again: it goes by another generation than ours, or was forgotten.
 
         It has to as well if no share is served here.
@@ -436,11 +463,14 @@ class ServerState:
     _handlers: ClassVar[dict[type[Message], Callable[..., list[Instruction]]]] = {
         m.Look: _look,
         m.ServeShare: _serve,
+        m.GiveRows: _give,
         m.Withdraw: _withdraw,
         m.Pull: _pull,
+        m.PullRows: _pull,
         m.Push: _push,
         m.SetRate: _set_rate,
         m.Save: _save,
+        m.SaveRows: _save_rows,
         m.Finish: _finish,
         m.Quit: _quit,
         m.Order: _obey,

@@ -161,9 +161,18 @@ class ParameterServer:
             return False
         try:
             gradients = self._gradients(message, payload)
+            if isinstance(message, m.GiveRows) and self.state.generation == 0:
+                self._store.give(message, payload)
+            if isinstance(message, m.PullRows | m.SaveRows) and message.generation == self.state.generation:
+                self._store.refuse_unknown(message)
             # A share is tried out before it is decided on: one that we cannot hold must not replace the old one.
             if isinstance(message, m.ServeShare) and message.generation != self.state.generation:
-                self._store.adopt(message.parts, payload)
+                # Restarted since the rows were given: the chief finds that out, and gives everything once more.
+                if not self._store.has_rows_of(message):
+                    moved = m.Taken(serial=message.serial, code="moved", version=self.state.version, why="")
+                    self._send(asker, encode(moved))
+                    return True
+                self._store.adopt(message, payload)
         except ProtocolError as error:
             self._log.warning("gradients or a share are refused", error=str(error))
             self._send(asker, encode(refused("share", error.expected, error.got, error.remedy)))
@@ -171,7 +180,7 @@ class ParameterServer:
         instructions = self.state.handle(asker, message, now_s)
         self._carry_out(instructions, gradients)
         return any(
-            not isinstance(instruction, Answer) or isinstance(instruction.message, m.Values)
+            not isinstance(instruction, Answer) or isinstance(instruction.message, m.Values | m.TableRows)
             for instruction in instructions
         )
 
@@ -192,7 +201,7 @@ class ParameterServer:
         always carried out, so gradients have to be checked before anything is decided.
         """
         if isinstance(message, m.Push) and message.generation == self.state.generation:
-            gradients = self._store.read(message.parts, payload)
+            gradients = self._store.read(message, payload)
             return gradients if message.is_step else None
         return None
 
@@ -218,11 +227,18 @@ class ParameterServer:
                     self._store.carry_out(instruction, gradients)
 
     def _answer(self, answer: Answer) -> None:
-        message = answer.message
-        if not isinstance(message, m.Values):
+        """Send an answer, with the frame that belongs to it."""
+        message, asked = answer.message, answer.asked
+        if isinstance(message, m.TableRows) and isinstance(asked, m.SaveRows):
+            rows, arrays, frame = self._store.piece(asked)
+            message = replace(message, rows=rows, arrays=arrays)
+        elif isinstance(asked, m.PullRows):
+            frame = self._store.rows(asked)
+        elif isinstance(message, m.Values):
+            frame = self._store.values() if answer.values else self._store.copied()
+        else:
             self._send(answer.to, encode(message))
             return
-        frame = self._store.values() if answer.values else self._store.copied()
         self._send(answer.to, encode(replace(message, nbytes=len(frame))), frame)
 
     def _send(self, to: bytes, *frames: bytes) -> None:
