@@ -1,8 +1,8 @@
 """Rows of embedding tables before any gradient has met them, and the server that each row belongs to.
 
-Rules: pure. A row depends on the table's seed, its name and the id, and on nothing else: not on when it is asked for, by
-whom, how many servers there are, or which rows there were before. Words come from our own hash, so a library's next
-version changes no table.
+Rules: pure. A row depends on the table's seed, its name and the id, and on nothing else: not on when or by whom it is
+asked for, how many servers there are, or which rows there were before. Words come from our own hash, so a library's
+next version changes no table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.hashing import hashed, key_of
+from shared.hashing import Words, hashed, key_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +31,7 @@ def initial_rows(form: TableForm, ids: NDArray[np.int64]) -> NDArray[np.float32]
         return np.full(shape, form.first, np.float32)
     key = key_of_table(form)
     # The hash of an id is where its row's numbers begin; so far apart that rows do not share any.
-    words = hashed(ids, key)[:, np.newaxis] + np.arange(form.dim, dtype=np.uint64)
+    words: Words = np.add(hashed(ids, key)[:, np.newaxis], np.arange(form.dim, dtype=np.uint64), dtype=np.uint64)
     if form.initializer == "uniform":
         drawn = form.first + (form.second - form.first) * _fractions(hashed(words, key))
     else:  # normal, by the transform of Box and Muller
@@ -47,9 +47,11 @@ def key_of_table(form: TableForm) -> int:
 
 def _fractions(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     # 52 bits and a half, so that neither 0, whose logarithm is infinite, nor 1 is among them.
-    return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    fractions: NDArray[np.float64] = ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+    return fractions
 
 
 def servers_of(ids: NDArray[np.int64], servers: int) -> NDArray[np.int64]:
     """Return the number of the server, of so many, that holds each id's row."""
-    return (hashed(ids, _SERVER_KEY) % np.uint64(servers)).astype(np.int64)
+    numbers: Words = hashed(ids, _SERVER_KEY) % np.uint64(servers)
+    return numbers.astype(np.int64)

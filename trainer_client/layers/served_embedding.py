@@ -1,9 +1,9 @@
 """`ServedEmbedding`: an embedding table that parameter servers hold, of which a trainer has the rows of its batch only.
 
-Rules: the layer allocates nothing for its table. It finds the ids that a batch has, each once, asks its source for their
-rows, and a training step computes gradients of these rows. Its source is whatever has them: servers, a checkpoint, or,
-before either is known, the rows as they are made. A step that does not collect gradients of rows cannot train the
-table, so the layer refuses it. It must not know servers or checkpoints.
+Rules: the layer allocates nothing for its table. It finds the ids that a batch has, each once, asks its source for
+their rows, and a training step computes gradients of these rows. Its source is whatever has them: servers, a
+checkpoint, or, before either is known, the rows as they are made. A step that does not collect gradients of rows cannot
+train the table, so the layer refuses it. It must not know servers or checkpoints.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
         0
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as users write it
         self,
         name: str,
         dim: int,
@@ -103,7 +103,11 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
     ) -> None:
         super().__init__(name=name, **named)
         kind, first, second = _initializer(initializer)
-        for what, value, least, most in (("dim", dim, 1, 2**16), ("rows", rows, 1, 2**40), ("seed", seed, 0, 2**64 - 1)):
+        for what, value, least, most in (
+            ("dim", dim, 1, 2**16),
+            ("rows", rows, 1, 2**40),
+            ("seed", seed, 0, 2**64 - 1),
+        ):
             if value is not None and (type(value) is not int or not least <= value <= most):
                 raise _unfit(f"{what} from {least} to {most}", repr(value), "Give the layer another one.")
         #: The table's description, which servers get.
@@ -262,10 +266,13 @@ _COLLECTING = threading.local()
 
 
 @contextmanager
-def collecting_lookups(tape: Any) -> Iterator[list[Lookup]]:
-    """Collect the rows that tables look up within the block; the tape watches them."""
+def collecting_lookups(tape: Any, *, is_on: bool) -> Iterator[list[Lookup]]:
+    """Collect the rows that tables look up within the block; the tape watches them.
+
+    If it is not on, tables refuse to be looked up there in training.
+    """
     before, collected = getattr(_COLLECTING, "now", None), list[Lookup]()
-    _COLLECTING.now = (tape, collected)
+    _COLLECTING.now = (tape, collected) if is_on else None
     try:
         yield collected
     finally:
@@ -321,7 +328,9 @@ def _initial_rows_in_graph(form: TableForm, ids: Any) -> Any:
     if form.initializer == "constant":
         return tf.fill([tf.shape(ids)[0], form.dim], tf.constant(form.first, tf.float32))
     key = key_of_table(form)
-    words = _hashed_in_graph(tf.bitcast(ids, tf.uint64), key)[:, tf.newaxis] + tf.bitcast(tf.range(form.dim, dtype=tf.int64), tf.uint64)
+    words = _hashed_in_graph(tf.bitcast(ids, tf.uint64), key)[:, tf.newaxis] + tf.bitcast(
+        tf.range(form.dim, dtype=tf.int64), tf.uint64
+    )
     fractions = _fractions_in_graph(_hashed_in_graph(words, key))
     if form.initializer == "uniform":
         return tf.cast(form.first + (form.second - form.first) * fractions, tf.float32)
@@ -331,18 +340,19 @@ def _initial_rows_in_graph(form: TableForm, ids: Any) -> Any:
 
 
 def _hashed_in_graph(words: Any, key: int) -> Any:
-    word = lambda number: tf.constant(number, tf.uint64)  # noqa: E731 - a name for what is written five times
-    mixed = words * word(0x9E3779B97F4A7C15) + word(key)
+    mixed = words * _word(0x9E3779B97F4A7C15) + _word(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, word(shift))) * word(factor)
-    return tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, word(31)))
+        mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, _word(shift))) * _word(factor)
+    return tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, _word(31)))
+
+
+def _word(number: int) -> Any:
+    return tf.constant(number, tf.uint64)
 
 
 def _fractions_in_graph(words: Any) -> Any:
     # By way of int64, as few casts are there for uint64; 52 bits are no negative number.
-    return (tf.cast(tf.bitcast(tf.bitwise.right_shift(words, tf.constant(12, tf.uint64)), tf.int64), tf.float64) + 0.5) * (
-        2.0**-52
-    )
+    return (tf.cast(tf.bitcast(tf.bitwise.right_shift(words, _word(12)), tf.int64), tf.float64) + 0.5) * (2.0**-52)
 
 
 def _unfit(expected: str, got: str, remedy: str) -> SettingsError:

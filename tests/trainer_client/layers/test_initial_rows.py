@@ -11,7 +11,10 @@ from shared.wire.message_parts import TableForm
 from trainer_client.layers.initial_rows import initial_rows, servers_of
 
 FORM = TableForm("words", 8, None, 7, "uniform", -0.05, 0.05)
-GOLDEN = [[-0.04611225798726082, 0.0003582712961360812, 0.041047386825084686], [0.02424461580812931, 0.04164639487862587, 0.037675585597753525]]
+GOLDEN = [
+    [-0.04611225798726082, 0.0003582712961360812, 0.041047386825084686],
+    [0.02424461580812931, 0.04164639487862587, 0.037675585597753525],
+]
 NORMAL = replace(FORM, initializer="normal", first=1.0, second=2.0)
 IDS = np.array([3, -5, 0, 2**63 - 1, -(2**63), 4], np.int64)
 

@@ -2,7 +2,7 @@
 
 Rules it keeps:
 - A checkpoint is one file, written under another name, synced and renamed: it is there whole or not at all.
-- Arrays of embedding tables, which may be larger than memory, are written in pieces, and stay in the file when it is read.
+- Arrays of embedding tables, which may be larger than memory, are written in pieces, and stay in the file when read.
 - It ends with a hash of all its bytes. A file whose hash does not match is damaged, wherever the damage is.
 - Where several processes may take themselves for the writer, checkpoints are a chain: each follows the one that its
   writer read or wrote last. A writer that was overtaken, such as a chief that was stopped and taken for dead, fails.
@@ -95,9 +95,10 @@ class CheckpointFolder:
     ) -> Path:
         """Commit one checkpoint, whole or not at all, then remove old ones; return its path.
 
-        Arrays of `tables` are written piece by piece as they come, and their errors are passed on. Raise MachineError if the system refuses to write the file, OSError if it refuses to make, read or sync the
-        folder or to name the file, and, in a chain, WorldChangedError if another trainer has written a checkpoint since
-        we last read or wrote one.
+        Arrays of `tables` are written piece by piece as they come, and their errors are passed on. Raise MachineError
+        if the system refuses to write the file, OSError if it refuses to make, read or sync the folder or to name the
+        file, and, in a chain, WorldChangedError if another trainer has written a checkpoint since we last read or wrote
+        one.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         newest = self._newest_number()
@@ -300,7 +301,7 @@ def _write(
     for name, dtype, shape, pieces in tables:
         header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
         with zipfile.ZipFile(file, "a") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-            np.lib.format.write_array_header_2_0(member, header)  # type: ignore[no-untyped-call]
+            np.lib.format.write_array_header_2_0(member, header)
             for piece in pieces:
                 member.write(piece)
     # Hashing reads the file back, and leaves its position at the end, where the seal belongs.
@@ -344,7 +345,9 @@ def _parse(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
     file.seek(0)
     with np.load(file, allow_pickle=False) as members:
         arrays = {name: members[name] for name in members.files if not name.startswith(TABLES)}
-        mapped = {name: _mapped(file, members.zip.getinfo(f"{name}.npy")) for name in members.files if name not in arrays}
+        mapped = {
+            name: _mapped(file, members.zip.getinfo(f"{name}.npy")) for name in members.files if name not in arrays
+        }
     record = json.loads(bytes(arrays.pop(_RECORD)))
     return arrays | mapped, record
 
@@ -356,8 +359,8 @@ def _mapped(file: IO[bytes], member: zipfile.ZipInfo) -> NDArray[np.generic]:
     file.seek(member.header_offset + _NAME_LENGTH_AT)
     name, extra = struct.unpack("<HH", file.read(4))
     file.seek(member.header_offset + _LOCAL_HEADER + name + extra)
-    np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
-    shape, _, dtype = np.lib.format.read_array_header_2_0(file)  # type: ignore[no-untyped-call]
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_2_0(file)
     if 0 in shape:  # nothing cannot be mapped
         return np.zeros(shape, dtype)
     return np.memmap(file, dtype, "r", file.tell(), shape)

@@ -48,7 +48,7 @@ class SavedRun:
         if self._writes:
             self._folder.mark(finished=finished)
 
-    def commit(
+    def commit(  # noqa: PLR0913, PLR0917 - each is a part of its own
         self,
         model: Any,
         feed: Mapping[str, Any],
@@ -59,8 +59,8 @@ class SavedRun:
     ) -> Path | None:
         """Commit one checkpoint, whole or not at all; return its path, or None in a process that does not write.
 
-        Arrays of `tables` are written as they come, and their errors are passed on. The cursor `feed` has to be taken together with the variables. Raise MachineError or OSError if the system
-        refuses to write.
+        Arrays of `tables` are written as they come, and their errors are passed on. The cursor `feed` has to be taken
+        together with the variables. Raise MachineError or OSError if the system refuses to write.
         """
         record = {
             "epoch": totals.epochs,

@@ -1,8 +1,8 @@
 """The served tables of a checkpoint: where they lie in its file, and their rows, which are read as they are asked for.
 
 Rules: a table may be larger than memory, so its arrays stay in the file, of which pages are read as they are needed; it
-may be removed from its folder meanwhile. Each server's rows lie by rising id, whichever servers there are now. Rows that
-no gradient has met are in no file: they are made. The file is checked as a whole before anything is read from it.
+may be removed from its folder meanwhile. Each server's rows lie by rising id, whichever servers there are now. Rows
+that no gradient has met are in no file: they are made. The file is checked as a whole before any of it is read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class SavedTables:
 
     def refuse_another_model(self, model: Any) -> None:
         """Raise DataError if the model has other tables than the checkpoint; their order counts for nothing."""
-        saved, own = (sorted(forms, key=lambda form: form.name) for forms in (self.forms, [t.form for t in tables_in(model)]))
+        saved, own = (
+            sorted(forms, key=lambda form: form.name) for forms in (self.forms, [t.form for t in tables_in(model)])
+        )
         if saved != own:
             raise DataError(
                 expected=f"tables as the model has them: {', '.join(map(_named, own)) or 'none'}",

@@ -7,7 +7,6 @@ It must not know feeds, epochs or files.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -101,7 +100,7 @@ class TrainStep:
         # may keep them, and that is not known yet.
         statistics = statistics_of(self.model)
         before = [tf.identity(variable.value) for variable in statistics]
-        with tf.GradientTape() as tape, collecting_lookups(tape) if self.takes_rows else nullcontext([]) as lookups:
+        with tf.GradientTape() as tape, collecting_lookups(tape, is_on=self.takes_rows) as lookups:
             variables = [variable.value for variable in self.model.trainable_variables]
             # A tape watches variables by itself, but within a scope of Keras their values are tensors.
             tape.watch(variables)
@@ -126,7 +125,9 @@ class TrainStep:
         It is NOTHING_TO_APPLY without valid rows, else NOT_FINITE if the loss or a gradient is not finite, else
         APPLIED.
         """
-        outcome = tf.where(_are_finite([part.loss, *part.gradients, *(rows.values for rows in part.of_tables)]), APPLIED, NOT_FINITE)
+        outcome = tf.where(
+            _are_finite([part.loss, *part.gradients, *(rows.values for rows in part.of_tables)]), APPLIED, NOT_FINITE
+        )
         return tf.where(part.rows > 0, outcome, NOTHING_TO_APPLY)
 
     def may_apply(self, part: Contribution, became: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.hashing import hashed
+from shared.hashing import Words, hashed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +72,8 @@ class RowIndex:
     def _cells_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the cell that each id has, or the free one in which its search ends."""
         last = np.uint64(len(self._ids) - 1)
-        cells = (hashed(ids, _KEY) & last).astype(np.int64)
+        hashes: Words = hashed(ids, _KEY) & last
+        cells = hashes.astype(np.int64)
         left = np.arange(len(ids))
         while len(left):
             at = cells[left]

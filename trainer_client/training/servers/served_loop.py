@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from shared.errors import EndedError, SettingsError
-from shared.wire.message_parts import DoneSet, EpochDone
 from trainer_client.tf import ctrl_c
 from trainer_client.training.loop.base_loop import BaseLoop
 from trainer_client.training.loop.step import APPLIED
 from trainer_client.training.loop.teller import Scope
 from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
 from trainer_client.training.runs.until import NotedMeans, RunTotals
-from trainer_client.training.servers.applied import merged
+from trainer_client.training.servers.applied import done_set_of, merged
 from trainer_client.training.servers.served_model import MovedError, ServedModel
 from trainer_client.training.servers.served_optimizer import CollectedGradients, OptimizerSettings
 from trainer_client.training.strategies.single import Single
@@ -170,17 +171,29 @@ class ServedLoop(BaseLoop):
         In other workers nothing is compared.
         """
         if not (self._worker.is_chief and self._callbacks.callbacks):
-            callbacks()
+            self._call_all(callbacks)
             return
         # Servers have optimizers of their own, so this one is compared around each call: a rate is passed on before
         # anything else is trained here, and any other change would silently have no effect.
         settings = self._optimizer_settings
         rate, steps = settings.rate(), settings.steps()
-        callbacks()
+        self._call_all(callbacks)
         settings.refuse_changes(steps)
         if settings.rate() != rate:
             self._rate = settings.rate()
             self._set_rate()
+
+    def _call_all(self, callbacks: Callable[[], None]) -> None:
+        """Call callbacks; an evaluation that is cut short because servers have moved is passed over."""
+        try:
+            callbacks()
+        except tf.errors.OpError:  # as which TensorFlow passes on the error of a lookup of tables' rows
+            try:
+                self._served.tables.raise_failure()
+            except MovedError:  # the epoch is judged when it is over again
+                self._is_joined = False
+                return
+            raise
 
     def _set_rate(self) -> None:
         """Send servers the learning rate that was set last, if they do not know it; keep it if they have moved.
@@ -358,7 +371,7 @@ class ServedLoop(BaseLoop):
         # Servers stop first: nobody may train on values that the queue, once it is taken back, does not match.
         self._served.withdraw()
         totals, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
-        self._served.serve(_done_set(self._session.cursor.state()), totals.steps, self._saved.tables)
+        self._served.serve(done_set_of(self._session.cursor.state()), totals.steps, self._saved.tables)
         self._served.look()
         self._since_pull = self._rate = None
         if is_first:
@@ -396,11 +409,7 @@ class ServedLoop(BaseLoop):
         """
         model = self._model
         self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
-        if self._settings.xla and self._served.tables.forms:
-            raise SettingsError(
-                expected="a model without ServedEmbedding", got=f"tables {[form.name for form in self._served.tables.forms]}",
-                where="--xla", remedy="Leave it out: XLA cannot compile steps that ask servers for rows.",
-            )  # fmt: skip
+        self._served.tables.refuse_xla(is_on=self._settings.xla)
         # Between pulls the worker's own copy goes on by its own gradients; with a pull before each step none is left.
         self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=self._worker.pull_every > 1)
         self._step.optimizer, self._step.takes_rows = self._kept, True
@@ -414,6 +423,14 @@ class ServedLoop(BaseLoop):
         self._progress.finish()
 
     # --- saving ---
+
+    def hold_tables(self) -> None:
+        """Have the model hold the tables of the newest checkpoint whole, as an export needs them; once `run` is over.
+
+        Raise DataError if no checkpoint is whole, and OSError if the folder cannot be read.
+        """
+        self._saved.read(self._model, None)
+        self._served.tables.hold(self._saved.tables)
 
     def _is_save_due(self) -> bool:
         return self._is_joined and self._is_long_ago(self._served.version)
@@ -445,7 +462,7 @@ class ServedLoop(BaseLoop):
                 return None
             self._since_pull = 0
             self._progress.count(epochs=self._progress.totals.epochs, steps=self._steps_done() - self._progress.steps)
-            whole = merged(_done_set(state), done)
+            whole = merged(done_set_of(state), done)
             return state | {"epochs": [[epoch.epoch, epoch.fresh, list(epoch.missing)] for epoch in whole.epochs]}
 
     def _commit(self, cut: dict[str, Any] | None) -> bool:
@@ -471,10 +488,6 @@ class ServedLoop(BaseLoop):
 def _heed(interruption: ctrl_c.Interruption) -> None:
     if interruption.is_asked:
         raise KeyboardInterrupt
-
-
-def _done_set(state: dict[str, Any]) -> DoneSet:
-    return DoneSet(tuple(EpochDone(epoch, fresh, tuple(missing)) for epoch, fresh, missing in state["epochs"]))
 
 
 def _refuse_lockstep(session: Any) -> None:

@@ -167,8 +167,8 @@ class ServedModel:
         """Give every server its share of the model as it is; `done` is the batches that are applied to it.
 
         Rows of tables are those of a checkpoint, if there is one. If a server is restarted or serves another share
-        meanwhile, not all serve this one in the end, which the next look shows. Raise SettingsError if a share does not fit into a server's memory, LostError if a server does not answer in
-        time, and RefusedError if one refuses.
+        meanwhile, not all serve this one in the end, which the next look shows. Raise SettingsError if a share does not
+        fit into a server's memory, LostError if a server does not answer in time, and RefusedError if one refuses.
         """
         held = [
             HeldVariable(
@@ -279,7 +279,10 @@ class ServedModel:
         return replies
 
     def push(
-        self, lease: Lease, gradients: dict[int, Any], rows: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] | None = None
+        self,
+        lease: Lease,
+        gradients: dict[int, Any],
+        rows: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] | None = None,
     ) -> bool:
         """Have a batch's gradients applied, those of variables and of rows by table; return whether it is in the model.
 
@@ -302,7 +305,7 @@ class ServedModel:
         # `repeated` is as good: the batch is in the model already, and its last worker died before it could report it.
         return answer.code in ("applied", "repeated")
 
-    def _push(  # noqa: PLR0913, PLR0917 - each is a part of its own
+    def _push(
         self, at: int, lease: Lease, gradients: dict[int, Any], rows: Mapping[str, Any], refused: Lease | None
     ) -> tuple[Any, bytes]:
         """Return the message and the frame with a server's part of the gradients.

@@ -1,8 +1,8 @@
 """The tables of a model whose rows servers hold, in one trainer: rows of a batch, and whole tables piece by piece.
 
 Rules: nothing here grows with a table. A row belongs to the server that the hash of its id names. Rows are asked for
-while a step computes, in TensorFlow's own threads: an error cannot pass through its graph, so it is kept, and raised by
-whoever takes the step. In training, rows are as the servers have them; otherwise they are those of the last cut, which
+while a step computes, in TensorFlow's own threads: an error cannot pass through its graph, so it is kept, and raised
+where the step is taken. In training, rows are as the servers have them; otherwise they are those of the last cut, which
 the model's variables are of as well. It must not know files.
 """
 
@@ -59,6 +59,14 @@ class ServedTables:
         self._lock = threading.Lock()
         for layer in self._layers:
             layer.source = self
+
+    def refuse_xla(self, *, is_on: bool) -> None:
+        """Raise SettingsError if XLA is on and there are tables: its code could not ask for their rows."""
+        if is_on and self.forms:
+            raise SettingsError(
+                expected="a model without ServedEmbedding", got=f"table {self.forms[0].name}", where="--xla",
+                remedy="Leave it out: XLA cannot compile steps that ask servers for rows.",
+            )  # fmt: skip
 
     def join(self, trainer: int, generation: int) -> None:
         """Ask as this trainer, from servers of this generation; 0: rows are as they are made, and nobody is asked."""
@@ -160,6 +168,12 @@ class ServedTables:
                     return None
         return given
 
+    def hold(self, saved: SavedTables | None) -> None:
+        """Have the model's layers hold the tables of a checkpoint whole: the trainer needs memory for them."""
+        for layer in self._layers:
+            assert saved is not None
+            layer.hold(*saved.whole(layer.form.name))
+
     def saved_arrays(self) -> Iterator[tuple[str, str, tuple[int, ...], Iterator[memoryview]]]:
         """Yield each array of the last cut: its name in a checkpoint, dtype, shape, and the pieces that it is made of.
 
@@ -222,7 +236,7 @@ def refuse_unfit_tables(model: Any, optimizer: Any) -> None:
         )  # fmt: skip
     for setting, reason in (
         ("weight_decay", "it would change rows that no batch names"),
-        ("global_clipnorm", "the norm would be one over tables and variables alike; clipnorm and clipvalue are each table's own"),
+        ("global_clipnorm", "take clipnorm or clipvalue, which are each table's own"),
         ("use_ema", "averages would be those of all rows"),
         ("gradient_accumulation_steps", "batches count one by one"),
     ):

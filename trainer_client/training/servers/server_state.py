@@ -219,11 +219,11 @@ class ServerState:
         A trainer of another generation, or a forgotten one, gets `moved`, and so does one that asks for rows of a cut
         that is not the last.
         """
-        is_of_cut = isinstance(message, m.PullRows) and message.cut != 0
-        if self._has_moved_from(message) or (is_of_cut and not self._has_cut(message.cut)):
+        cut = message.cut if isinstance(message, m.PullRows) else 0
+        if self._has_moved_from(message) or (cut and not self._has_cut(cut)):
             return [self._taken(asker, message.serial, "moved")]
         # We are behind the first server: these values would lack gradients that the trainer knows to be applied.
-        if message.at_least > self.version and not is_of_cut:
+        if message.at_least > self.version and not cut:
             self._pulls[message.trainer, getattr(message, "table", -1)] = (asker, message)
             return []
         answer = m.Values(serial=message.serial, version=self.version, done=None, nbytes=0)

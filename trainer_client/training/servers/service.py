@@ -228,18 +228,18 @@ class ParameterServer:
 
     def _answer(self, answer: Answer) -> None:
         """Send an answer, with the frame that belongs to it."""
-        message, asked = answer.message, answer.asked
-        if isinstance(message, m.TableRows) and isinstance(asked, m.SaveRows):
-            rows, arrays, frame = self._store.piece(asked)
-            message = replace(message, rows=rows, arrays=arrays)
-        elif isinstance(asked, m.PullRows):
-            frame = self._store.rows(asked)
-        elif isinstance(message, m.Values):
-            frame = self._store.values() if answer.values else self._store.copied()
-        else:
-            self._send(answer.to, encode(message))
-            return
-        self._send(answer.to, encode(replace(message, nbytes=len(frame))), frame)
+        match answer:
+            case Answer(to, m.TableRows() as message, asked=m.SaveRows() as asked):
+                rows, arrays, frame = self._store.piece(asked)
+                self._send(to, encode(replace(message, rows=rows, arrays=arrays, nbytes=len(frame))), frame)
+            case Answer(to, m.Values() as message, asked=asked):
+                if isinstance(asked, m.PullRows):
+                    frame = self._store.rows(asked)
+                else:
+                    frame = self._store.values() if answer.values else self._store.copied()
+                self._send(to, encode(replace(message, nbytes=len(frame))), frame)
+            case _:
+                self._send(answer.to, encode(answer.message))
 
     def _send(self, to: bytes, *frames: bytes) -> None:
         """Send an answer, unless the peer leaves others unread, or is gone: it asks again once it reads."""

@@ -2,8 +2,8 @@
 
 Rules: arrays lie in a frame as they lie in memory, one behind the other: values of the parts, the optimizer's variables
 of no part, then those of each part. A batch counts as one step of the optimizer on every server, whichever parts have
-gradients, so a schedule of learning rates is at the same step everywhere. Rows of tables come before the share that they
-belong to. It decides nothing.
+gradients, so a schedule of learning rates is at the same step everywhere. Rows of tables come before the share that
+they belong to. It decides nothing.
 """
 
 from __future__ import annotations
@@ -209,13 +209,13 @@ class ShareStore:
             raise ProtocolError(
                 expected=f"rows that fit into --server-memory, {self._memory / 2**20:.1f} MiB",
                 got=f"{needed / 2**20:.1f} MiB with those of this batch", where="parameter server",
-                remedy="Add parameter servers, or give them more, and start again: the run goes on from its checkpoint.",
+                remedy="Add parameter servers, or give them more, and start again: it goes on from its checkpoint.",
             )  # fmt: skip
 
     @property
     def nbytes(self) -> int:
         """Size in bytes of all that is held: variables, rows, and the optimizer's variables for them."""
-        whole = sum(math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in self._all)
+        whole: int = sum(math.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in self._all)
         return whole + sum(len(table) * table.row_bytes for table in self._tables)
 
     def _form(self, place: int) -> tuple[tuple[int, ...], str]:

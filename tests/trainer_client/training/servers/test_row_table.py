@@ -158,4 +158,6 @@ def whole_of(table, array):
 
 
 def test_a_table_that_was_never_cut_has_rows_as_they_are_made():
-    np.testing.assert_array_equal(RowTable(FORM, keras.optimizers.SGD(1.0)).rows_of_cut(ids_of(3)), initial_rows(FORM, ids_of(3)))
+    np.testing.assert_array_equal(
+        RowTable(FORM, keras.optimizers.SGD(1.0)).rows_of_cut(ids_of(3)), initial_rows(FORM, ids_of(3))
+    )

@@ -67,7 +67,9 @@ class Served:
     def start(self, at):
         others = self.endpoints[1:] if at == 0 else ()
         keys = (ServerKeys.read(self.keys, "trainer"), client_keys(self.keys)) if self.keys else None
-        server = ParameterServer(self.endpoints[at], ShareStore(self.make, self.memory), is_first=at == 0, others=others, keys=keys)
+        server = ParameterServer(
+            self.endpoints[at], ShareStore(self.make, self.memory), is_first=at == 0, others=others, keys=keys
+        )
         thread = threading.Thread(target=self.serve, args=(server,), daemon=True)
         thread.start()
         self.running[at] = (server, thread)

@@ -1,4 +1,4 @@
-"""Tables on real servers, whose loops run in threads: rows pulled and pushed, saved, given to another number of servers."""
+"""Tables on real servers, whose loops run in threads: rows pulled, pushed, saved, and given to other servers."""
 
 from __future__ import annotations
 
@@ -107,9 +107,7 @@ def test_a_trainer_gets_rows_with_all_that_it_has_pushed(served):
 def test_more_ids_than_a_message_may_have_are_asked_for_in_pieces(served):
     with two_trainers(served) as (chief, _):
         many = np.arange(150_000, dtype=np.int64)
-        np.testing.assert_array_equal(
-            rows_of(chief, many, table="others"), initial_rows(chief.tables.forms[1], many)
-        )
+        np.testing.assert_array_equal(rows_of(chief, many, table="others"), initial_rows(chief.tables.forms[1], many))
 
 
 def test_outside_training_rows_are_those_of_the_last_cut(served):
@@ -137,9 +135,7 @@ def test_a_checkpoint_goes_to_another_number_of_servers_with_the_state_of_each_r
             assert push(chief, 0, IDS)
             chief.save(0)
             saved = saved_in(tmp_path, chief)
-            np.testing.assert_array_equal(
-                saved.rows(chief.tables.forms[0], IDS, training=False), rows_of(chief, IDS)
-            )
+            np.testing.assert_array_equal(saved.rows(chief.tables.forms[0], IDS, training=False), rows_of(chief, IDS))
             assert push(chief, 1, IDS)
             after = rows_of(chief, IDS)
         with others.trainer(with_tables()) as chief:
