@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Lookup", "RowSource", "ServedEmbedding", "collecting_lookups", "tables_in"]
+__all__ = ["Lookup", "RowSource", "ServedEmbedding", "collecting_lookups", "refuse_tables", "tables_in"]
 
 #: Initializers by the names that Keras has for them: kind and its two numbers. "uniform" is what its Embedding has.
 _NAMED = {
@@ -130,7 +130,7 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
             The rows, in the layer's compute dtype.
 
         Raises:
-            SettingsError: In training: the step is none of `--strategy parameter-server`.
+            RuntimeError: In training: the step is none of `--strategy parameter-server`.
 
         Example:
             >>> layers.ServedEmbedding("words", 8, "ones").call(np.array([5])).numpy().sum()
@@ -259,6 +259,19 @@ def tables_in(model: Any) -> list[ServedEmbedding]:
     return list({id(layer): layer for layer in layers if isinstance(layer, ServedEmbedding)}.values())
 
 
+def refuse_tables(model: Any) -> None:
+    """Raise SettingsError if the model has served tables: they would silently not be trained."""
+    for table in tables_in(model):
+        raise _not_trained(table.name)
+
+
+def _not_trained(table: str) -> SettingsError:
+    return _unfit(
+        "--strategy parameter-server, whose servers hold the table", f"another way to train {table}",
+        "Train with `trainer-client train --strategy parameter-server`, or take keras.layers.Embedding.",
+    )  # fmt: skip
+
+
 # --- lookups of a step ---
 
 #: The lookups of the step that this thread traces or takes, with their tape.
@@ -286,10 +299,7 @@ def _note_lookup(lookup: Lookup) -> None:
     """
     now = getattr(_COLLECTING, "now", None)
     if now is None:
-        raise _unfit(
-            "--strategy parameter-server, whose servers hold the table", f"another way to train {lookup.table}",
-            "Train with `trainer-client train --strategy parameter-server`, or take keras.layers.Embedding.",
-        )  # fmt: skip
+        raise _not_trained(lookup.table)
     tape, collected = now
     tape.watch(lookup.rows)
     collected.append(lookup)

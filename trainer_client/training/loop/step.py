@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from shared.errors import SettingsError
-from trainer_client.layers.served_embedding import collecting_lookups
+from trainer_client.layers.served_embedding import collecting_lookups, refuse_tables
 from trainer_client.training.losses import RowLoss, masked_mean, valid_rows
 from trainer_client.training.losses.replica_means import share_of_all
 
@@ -92,10 +92,13 @@ class TrainStep:
     def contribute(self, element: Any) -> Contribution:
         """Return one replica's contribution to a step; no variable is changed except seeds.
 
-        Without weights every row counts. Raise SettingsError if the loss has one value for the whole batch.
+        Without weights every row counts. Raise SettingsError if the loss has one value for the whole batch, or for a
+        model with served tables, unless gradients of their rows are collected.
         """
         self.traces += 1  # Python runs while TensorFlow traces, and only then
         inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(element)
+        if not self.takes_rows:
+            refuse_tables(self.model)
         # The forward pass assigns its statistics at once. They are put back below, because only a step that is applied
         # may keep them, and that is not known yet.
         statistics = statistics_of(self.model)
