@@ -110,7 +110,6 @@ ROWS = {
 
 #: Rows that no test shows yet: the area that brings them later.
 LATER: dict[str, str] = {
-    "E21": "later: servers",
     "E24": "later: evaluation",
     "L12": "later: runs",
     "T15": "later: strategies",

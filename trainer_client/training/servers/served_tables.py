@@ -224,7 +224,12 @@ def refuse_unfit_tables(model: Any, optimizer: Any) -> None:
     tables = tables_in(model)
     if not tables:
         return
-    names = [layer.name for layer in model._flatten_layers(include_self=False)]  # noqa: SLF001 - `layers` has the outer ones only
+    # A layer that merely contains others has no variables of its own, and may be called as the table in it is.
+    names = [
+        layer.name
+        for layer in model._flatten_layers(include_self=False)  # noqa: SLF001 - `layers` has the outer ones only
+        if layer in tables or layer._trainable_variables  # noqa: SLF001 - `trainable_variables` has those of inner layers
+    ]
     for table in tables:
         if names.count(table.name) > 1:
             raise _unfit("layers and tables of different names", f'two that are called "{table.name}"', "Rename one.")

@@ -259,7 +259,12 @@ class Twice(keras.Model):
         super().__init__()
         self.table, self.dense = ServedEmbedding("words", 4), keras.layers.Dense(1, name="words")
 
+    def call(self, ids):
+        return self.dense(self.table(ids))
+
 
 def test_a_table_and_a_layer_of_one_name_are_refused():
+    model = Twice()
+    model(np.zeros((1, 1), np.int64))
     with pytest.raises(SettingsError, match='two that are called "words"'):
-        refuse_unfit_tables(Twice(), adagrad())
+        refuse_unfit_tables(model, adagrad())

@@ -229,7 +229,7 @@ def test_a_table_in_any_other_training_is_refused(tmp_path):
 
 
 def test_xla_is_refused_by_name(served, tmp_path):
-    with pytest.raises(SettingsError, match="--xla: .* got table words"):
+    with pytest.raises(SettingsError, match=r"--xla: .* got table words"):
         train(served, tmp_path, (2,), xla=True)
 
 
