@@ -23,17 +23,16 @@ def free_hosts(count):
 
 def main():
     cluster = {"ps": free_hosts(2), "worker": free_hosts(2)}
-    processes = [
-        subprocess.Popen(
-            COMMAND, env={**os.environ, "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": at}})}
-        )
-        for kind, hosts in cluster.items()
-        for at in range(len(hosts))
-    ]
-    try:
-        sys.exit(max(process.wait() for process in processes))
+    processes = {}
+    for kind, hosts in cluster.items():
+        for at in range(len(hosts)):
+            config = {"cluster": cluster, "task": {"type": kind, "index": at}}
+            processes[kind, at] = subprocess.Popen(COMMAND, env={**os.environ, "TF_CONFIG": json.dumps(config)})
+    try:  # servers end once all workers have left in good order
+        chief = processes["worker", 0].wait()
+        sys.exit(chief or max(process.wait() for process in processes.values()))
     finally:
-        for process in processes:
+        for process in processes.values():
             process.kill()
 
 

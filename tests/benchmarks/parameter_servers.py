@@ -312,9 +312,8 @@ def main() -> None:
         for side, found in sides.items():
             for what, figures in found.items():
                 more = f", {figures['bytes']} bytes" if "bytes" in figures else ""
-                print(
-                    f"{side}: {what}: {figures['ms']} ms ({figures['cpu_ms']} CPU here), {figures['mb_per_s']} MB/s{more}"
-                )
+                times = f"{figures['ms']} ms ({figures['cpu_ms']} CPU here)"
+                print(f"{side}: {what}: {times}, {figures['mb_per_s']} MB/s{more}")
 
 
 if __name__ == "__main__":

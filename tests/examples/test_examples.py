@@ -150,6 +150,13 @@ def test_the_language_model_learns_whole_words(tmp_path: Path) -> None:
     assert sum(word in WORDS for word in written) > 5
 
 
+def test_the_model_of_sessions_learns_with_a_table_in_no_worker(tmp_path: Path) -> None:
+    said = said_by("sessions", tmp_path)
+    assert values_of("accuracy", said)[-1] > 0.8
+    assert said.count("SERVING: share") == 2
+    assert said.count("FINISHED: 6 epochs") == 2
+
+
 def test_the_translator_learns(tmp_path: Path) -> None:
     said = said_by("translation", tmp_path)
     accuracies = values_of("val_accuracy", said)

@@ -182,7 +182,7 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
             array([ True, False])
         """
         del mask
-        return tf.not_equal(tf.cast(ids, tf.int64), 0) if self._mask_zero else None
+        return keras.ops.not_equal(ids, 0) if self._mask_zero else None
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration for `from_config`, which makes an equal layer, without any rows that it holds.
