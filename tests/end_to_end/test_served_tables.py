@@ -78,6 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_job(folder, samples=SAMPLES, longest_s=0.5, budget="1 s")
     with (folder / "job.toml").open("a") as job:
         job.write('\n[streams.queue]\nlike = "train"\nmode = "queue"\nevaluation = false\n')
+        job.write('\n[streams.asked]\nlike = "dev"\nmode = "queue"\n')
     (folder / "counting_model.py").write_text(MODULE)
     return folder
 
@@ -134,13 +135,15 @@ def test_each_sample_is_in_the_table_once_an_epoch_whatever_is_killed(folder: Pa
 
 
 def _is_read_by_evaluate_and_predict(folder: Path, endpoint: str) -> None:
-    common = ("--model", "counting_model", "--feed", endpoint, "--stream", "dev", "--checkpoint", str(folder / "queue"))
-    with Program(folder, "evaluate", *common, "--json") as evaluated:
+    common = ("--model", "counting_model", "--feed", endpoint, "--checkpoint", str(folder / "queue"))
+    with Program(folder, "evaluate", *common, "--stream", "dev", "--json") as evaluated:
         code, lines, complained = evaluated.ended()
     assert code == 0, complained
     # Each sample has its row, times the number of samples in its batch, which the mean over the batch does not undo.
     assert json.loads(lines.splitlines()[-1])["values"]["loss"] < -EPOCHS, lines
-    with Program(folder, "predict", *common, "--output", str(folder / "outputs.jsonl")) as predicted:
+    with Program(
+        folder, "predict", *common, "--stream", "asked", "--output", str(folder / "outputs.jsonl")
+    ) as predicted:
         code, lines, complained = predicted.ended()
     assert code == 0, complained
     outputs = [json.loads(line) for line in (folder / "outputs.jsonl").read_text().splitlines()]
