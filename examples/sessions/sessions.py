@@ -12,7 +12,7 @@ class Mean(keras.layers.Layer):
         self.supports_masking = True
 
     def compute_mask(self, rows, mask=None):
-        """A session has one mean, so nothing is masked from here on."""
+        """Return None: a session has one mean, so nothing is masked from here on."""
 
     def call(self, rows, mask=None):
         counts = keras.ops.cast(mask, rows.dtype)[..., None]

@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_job(folder, samples=SAMPLES, longest_s=0.5, budget="1 s")
     with (folder / "job.toml").open("a") as job:
         job.write('\n[streams.queue]\nlike = "train"\nmode = "queue"\nevaluation = false\n')
-        job.write('\n[streams.asked]\nlike = "dev"\nmode = "queue"\n')
+        job.write('\n[streams.asked]\nlike = "train"\norder = "sorted"\nmode = "queue"\nevaluation = true\n')
     (folder / "counting_model.py").write_text(MODULE)
     return folder
 
