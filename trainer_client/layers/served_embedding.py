@@ -83,11 +83,13 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
         SettingsError: The name is empty, a number is impossible, or an initializer is of another kind.
 
     Example:
-        >>> words = layers.ServedEmbedding("words", 8)
-        >>> words(np.array([[3, 2**40]])).shape
+        >>> import tensorflow as tf
+        >>> from trainer_client.layers import ServedEmbedding
+        >>> words = ServedEmbedding("words", 8)
+        >>> words(tf.constant([[3, 2**40]], tf.int64)).shape
         TensorShape([1, 2, 8])
-        >>> words.count_params()
-        0
+        >>> words.weights
+        []
     """
 
     def __init__(  # noqa: PLR0913 - as users write it
@@ -122,19 +124,14 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
     def call(self, ids: Any, training: bool | None = None) -> Any:  # noqa: FBT001 - as Keras calls it
         """Return the rows of these ids, in a tensor with one axis more.
 
+        In a training step that is none of `--strategy parameter-server`, Keras raises RuntimeError with our words.
+
         Args:
             ids: Integers, in a tensor of any shape.
             training: Whether a step is taken, of which rows get gradients.
 
         Returns:
             The rows, in the layer's compute dtype.
-
-        Raises:
-            RuntimeError: In training: the step is none of `--strategy parameter-server`.
-
-        Example:
-            >>> layers.ServedEmbedding("words", 8, "ones").call(np.array([5])).numpy().sum()
-            np.float32(8.0)
         """
         ids = tf.cast(ids, tf.int64)
         unique, places = tf.unique(tf.reshape(ids, [-1]))
@@ -160,10 +157,6 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
 
         Returns:
             The same with one axis more.
-
-        Example:
-            >>> layers.ServedEmbedding("words", 8).compute_output_shape((None, 3))
-            (None, 3, 8)
         """
         return (*shape, self.form.dim)
 
@@ -176,10 +169,6 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
 
         Returns:
             A tensor of booleans, or None.
-
-        Example:
-            >>> layers.ServedEmbedding("words", 8, mask_zero=True).compute_mask(np.array([4, 0])).numpy()
-            array([ True, False])
         """
         del mask
         return keras.ops.not_equal(ids, 0) if self._mask_zero else None
@@ -189,10 +178,6 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
 
         Returns:
             A dict of plain values.
-
-        Example:
-            >>> layers.ServedEmbedding("words", 8).get_config()["dim"]
-            8
         """
         form, own = self.form, self._initializer
         return {
@@ -209,12 +194,6 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
         Args:
             ids: Of the rows that were trained, rising. Any other row is made anew.
             rows: One for each of them.
-
-        Example:
-            >>> words = layers.ServedEmbedding("words", 2)
-            >>> words.hold(np.array([7]), np.array([[1.0, 2.0]], np.float32))
-            >>> words(np.array([7])).numpy()
-            array([[1., 2.]], dtype=float32)
         """
         self._tracker.unlock()  # a layer that is built takes no weights otherwise
         self._held = tuple(
@@ -230,12 +209,6 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
 
         Args:
             store: What `save_own_variables` of Keras wrote.
-
-        Example:
-            >>> words = layers.ServedEmbedding("words", 2)
-            >>> words.load_own_variables({"0": np.array([7]), "1": np.ones((1, 2), np.float32)})
-            >>> len(words.weights)
-            2
         """
         if "0" in store:
             self.hold(np.asarray(store["0"], np.int64), np.asarray(store["1"], np.float32))
