@@ -52,7 +52,7 @@ class RowTable:
         self._arrays = [np.zeros((0, form.dim), np.float32) for _ in range(1 + len(self._slots))]
         self._update = tf.function(self._step, autograph=False)
         #: Ids, rising, rows and the optimizer's variables as they were when last cut.
-        self._cut: list[NDArray[Any]] = [np.zeros(0, np.int64), *self._arrays]
+        self._cut: list[NDArray[Any]] = [np.zeros(0, np.int64), *(array.copy() for array in self._arrays)]
 
     def __len__(self) -> int:
         return len(self._index)

@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 from shared.errors import EndedError, SettingsError
 from trainer_client.tf import ctrl_c
 from trainer_client.training.loop.base_loop import BaseLoop
@@ -113,7 +111,10 @@ class ServedLoop(BaseLoop):
             while not (self.reason and self._end()):
                 if not self._is_joined:
                     self._join(interruption)
-                self._train_epoch(interruption)
+                try:
+                    self._train_epoch(interruption)
+                except MovedError:  # while a callback evaluated: what it lacks is trained and judged again
+                    self._is_joined = False
                 _heed(interruption)
         except EndedError:  # the job has nothing more to train on, even if servers have moved
             self._progress.stop(JOB_ENDED)
@@ -167,33 +168,22 @@ class ServedLoop(BaseLoop):
         """Call callbacks, then send servers the learning rate if they changed it, in the chief.
 
         Raise SettingsError if they changed anything else of the optimizer, or set a rate that is not finite; LostError
-        or RefusedError if the first server does not answer in time or refuses. Errors of the callbacks are passed on.
-        In other workers nothing is compared.
+        or RefusedError if the first server does not answer in time or refuses. Errors of the callbacks are passed on,
+        MovedError if servers have moved while one evaluates. In other workers nothing is compared.
         """
         if not (self._worker.is_chief and self._callbacks.callbacks):
-            self._call_all(callbacks)
+            callbacks()
             return
         # Servers have optimizers of their own, so this one is compared around each call: a rate is passed on before
         # anything else is trained here, and any other change would silently have no effect.
         settings = self._optimizer_settings
         rate, steps = settings.rate(), settings.steps()
-        self._call_all(callbacks)
+        with self._served.tables.raising_failures():
+            callbacks()
         settings.refuse_changes(steps)
         if settings.rate() != rate:
             self._rate = settings.rate()
             self._set_rate()
-
-    def _call_all(self, callbacks: Callable[[], None]) -> None:
-        """Call callbacks; an evaluation that is cut short because servers have moved is passed over."""
-        try:
-            callbacks()
-        except tf.errors.OpError:  # as which TensorFlow passes on the error of a lookup of tables' rows
-            try:
-                self._served.tables.raise_failure()
-            except MovedError:  # the epoch is judged when it is over again
-                self._is_joined = False
-                return
-            raise
 
     def _set_rate(self) -> None:
         """Send servers the learning rate that was set last, if they do not know it; keep it if they have moved.

@@ -9,9 +9,11 @@ the model's variables are of as well. It must not know files.
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 from shared.errors import DataError, SettingsError
 from shared.wire.message_parts import TableForm, TableGradient
@@ -105,6 +107,15 @@ class ServedTables:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    @contextmanager
+    def raising_failures(self) -> Iterator[None]:
+        """Raise the error of a lookup in the block, in place of the one that TensorFlow makes of it."""
+        try:
+            yield
+        except tf.errors.OpError:
+            self.raise_failure()
+            raise
 
     def _rows(self, table: int, ids: NDArray[np.int64], *, training: bool) -> NDArray[np.float32]:
         form = self.forms[table]

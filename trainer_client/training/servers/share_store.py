@@ -92,6 +92,8 @@ class ShareStore:
         shapes = [((message.rows, message.form.dim), "float32")] * table.arrays
         ids, *arrays = split_frame(frame, [((message.rows,), "int64"), *shapes])
         _refuse_unsorted(message.table, ids)
+        there = sum(len(other) * other.row_bytes for other in self._given.values())
+        self._refuse_too_much(there + table.count_new(ids) * table.row_bytes, "with those of the checkpoint")
         table.give(ids, arrays)
 
     def adopt(self, message: m.ServeShare, frame: memoryview) -> None:
@@ -201,14 +203,15 @@ class ShareStore:
         """Raise ProtocolError for ids that do not rise, or if there is no memory for the rows that they would make."""
         for place, ids, _ in rows:
             _refuse_unsorted(place, ids)
-        if self._memory is None:
-            return
         tables = [(self._tables[place], ids) for place, ids, _ in rows]
-        needed = self.nbytes + sum(table.count_new(ids) * table.row_bytes for table, ids in tables)
-        if needed > self._memory:
+        new = sum(table.count_new(ids) * table.row_bytes for table, ids in tables)
+        self._refuse_too_much(self.nbytes + new, "with those of this batch")
+
+    def _refuse_too_much(self, needed: int, words: str) -> None:
+        if self._memory is not None and needed > self._memory:
             raise ProtocolError(
                 expected=f"rows that fit into --server-memory, {self._memory / 2**20:.1f} MiB",
-                got=f"{needed / 2**20:.1f} MiB with those of this batch", where="parameter server",
+                got=f"{needed / 2**20:.1f} MiB {words}", where="parameter server",
                 remedy="Add parameter servers, or give them more, and start again: it goes on from its checkpoint.",
             )  # fmt: skip
 

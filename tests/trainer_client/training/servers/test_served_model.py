@@ -56,8 +56,8 @@ def built(make=Tables):
 class Served:
     """Servers in threads."""
 
-    def __init__(self, many, make=make_optimizer, keys=None):
-        self.make, self.keys, self.memory = make, keys, None
+    def __init__(self, many, make=make_optimizer, keys=None, memory=None):
+        self.make, self.keys, self.memory = make, keys, memory
         self.hosts = ExitStack()
         self.endpoints = [f"tcp://{self.hosts.enter_context(reserved_host())}" for _ in range(many)]
         self.running = {}

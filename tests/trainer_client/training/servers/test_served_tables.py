@@ -195,12 +195,22 @@ def test_a_server_that_was_restarted_while_rows_were_given_serves_nothing(served
         assert (rows_of(chief, IDS) < 1).all()
 
 
-def test_rows_that_a_server_has_no_memory_for_are_refused_by_name():
-    served = Served(1, make=adagrad)
+def test_a_checkpoint_that_too_few_servers_have_no_memory_for_is_refused_by_name(served, tmp_path):
+    small = Served(1, make=adagrad, memory=499 * 40)
     try:
-        served.stop(0)
-        served.memory = 20_000
-        served.start(0)
+        with two_trainers(served) as (chief, _):
+            assert push(chief, 0, IDS)
+            chief.save(0)
+            saved = saved_in(tmp_path, chief)
+        with small.trainer(with_tables()) as chief, pytest.raises(RefusedError, match=r"those of the checkpoint.*Add"):
+            chief.serve(NOTHING, 1, saved)
+    finally:
+        small.close()
+
+
+def test_rows_that_a_server_has_no_memory_for_are_refused_by_name():
+    served = Served(1, make=adagrad, memory=20_000)
+    try:
         with served.trainer(with_tables()) as chief:
             chief.serve(NOTHING, 0)
             assert chief.look()

@@ -215,6 +215,29 @@ def test_an_exported_model_has_the_whole_table(served, tmp_path, name):
     np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-6)
 
 
+class MoveWithin(keras.callbacks.Callback):
+    """Once, the server is another one as an epoch is judged."""
+
+    def __init__(self, served):
+        super().__init__()
+        self.served, self.epochs = served, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(epoch)
+        if len(self.epochs) == 2:
+            self.served.stop(0)
+            self.served.start(0)
+            self.model.predict(np.ones((2, 2), np.int32), verbose=0)
+
+
+def test_an_epoch_is_judged_again_if_servers_move_while_a_callback_evaluates(served, tmp_path):
+    moved, losses = MoveWithin(served), Losses()
+    train(served, tmp_path / "served", (5, 5, 5), losses, moved)
+    assert moved.epochs == [0, 1, 1, 2]
+    dense, _ = train_dense(tmp_path / "dense", (5, 5, 5), served.make)
+    np.testing.assert_allclose([*losses.steps[:10], *losses.steps[15:]], dense, rtol=1e-5)
+
+
 # --- what is refused ---
 
 
