@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from shared.errors import RefusedError
 from tests.support.forked import ROOT
 from tests.support.loaders import running, wait_until, write_job
 from tests.support.programs import Program
@@ -78,6 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_job(folder, samples=SAMPLES, longest_s=0.5, budget="1 s")
     with (folder / "job.toml").open("a") as job:
         job.write('\n[streams.queue]\nlike = "train"\nmode = "queue"\nevaluation = false\n')
+        job.write('\n[streams.small]\nlike = "train"\nmode = "queue"\nevaluation = false\n')
         job.write('\n[streams.asked]\nlike = "train"\norder = "sorted"\nmode = "queue"\nevaluation = true\n')
     (folder / "counting_model.py").write_text(MODULE)
     return folder
@@ -149,6 +151,22 @@ def _is_read_by_evaluate_and_predict(folder: Path, endpoint: str) -> None:
     outputs = [json.loads(line) for line in (folder / "outputs.jsonl").read_text().splitlines()]
     assert len(outputs) == SAMPLES
     assert all(output["output"][0] % (EPOCHS + 1) == 0 and output["output"][0] < 0 for output in outputs), outputs[:3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.heritage("E20")
+def test_a_table_that_outgrows_its_servers_ends_the_run_by_name(folder: Path, endpoint: str) -> None:
+    arguments = (
+        "--model", "counting_model", "--feed", endpoint, "--stream", "small", "--checkpoint", str(folder / "small"),
+        "--epochs", "1", "--server-memory", "0.0005",
+    )  # fmt: skip
+    with ServedCluster(folder, *arguments, servers=1, workers=1, environment={}) as processes:
+        processes.start_all()
+        code, _, complained = processes.running["worker 0"].ended()
+    assert code == RefusedError.exit_code
+    assert "expected rows that fit into --server-memory, 0.0 MiB" in complained
+    assert "Add parameter servers" in complained
 
 
 @pytest.mark.slow

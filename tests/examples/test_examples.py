@@ -150,6 +150,7 @@ def test_the_language_model_learns_whole_words(tmp_path: Path) -> None:
     assert sum(word in WORDS for word in written) > 5
 
 
+@pytest.mark.heritage("E20")
 def test_the_model_of_sessions_learns_with_a_table_in_no_worker(tmp_path: Path) -> None:
     said = said_by("sessions", tmp_path)
     assert values_of("accuracy", said)[-1] > 0.8
