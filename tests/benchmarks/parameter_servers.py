@@ -151,11 +151,14 @@ class Filled:
 
 @contextmanager
 def trainer_of_table(dim: int, hosts: list[str]) -> Iterator[Any]:
-    """A trainer of a model with one served table, and the bytes that it has sent and received."""
+    """A trainer of a model with one served table, its connections, which count bytes, and a step of the model."""
     import keras  # after TensorFlow
+    import tensorflow as tf
 
     from trainer_client.layers import ServedEmbedding
+    from trainer_client.training.loop.step import TrainStep
     from trainer_client.training.servers.served_model import ServedModel, SharesSettings
+    from trainer_client.training.servers.served_optimizer import CollectedGradients
     from trainer_client.training.servers.server_connections import ServerConnections
 
     class Counting(ServerConnections):
@@ -169,9 +172,24 @@ def trainer_of_table(dim: int, hosts: list[str]) -> Iterator[Any]:
 
     connections = Counting(hosts, None, 120.0)
     try:
-        model = keras.Sequential([keras.Input((1,)), ServedEmbedding("words", dim), keras.layers.Dense(1)])
+        model = keras.Sequential(
+            [keras.Input((1,), dtype="int64"), ServedEmbedding("words", dim), keras.layers.Dense(1)]
+        )
         shares = SharesSettings(staleness=2**40, most=0, memory=None)
-        yield ServedModel(model, keras.optimizers.SGD(0.001), connections, shares), connections
+        optimizer = keras.optimizers.SGD(0.001)
+        trainer = ServedModel(model, optimizer, connections, shares)
+        kept = CollectedGradients(optimizer, model.trainable_variables, goes_on=False)
+        step = TrainStep(model, "mse", kept)
+        step.takes_rows = True
+        graph = tf.function(step, reduce_retracing=True, autograph=False)
+
+        def train(ids: Any, lease: Lease) -> None:
+            trainer.pull()
+            graph((tf.constant(ids[:, None]), tf.zeros((len(ids), 1, 1)), tf.ones(len(ids))))
+            trainer.tables.raise_failure()
+            assert trainer.push(lease, kept.read(), kept.read_rows())
+
+        yield trainer, connections, train
     finally:
         connections.close()
 
@@ -190,7 +208,7 @@ def rows_on_demand(many: int) -> dict[str, Any]:
     with ExitStack() as stack:
         for at in range(many):
             start(stack, "server", *(["first"] if at == 0 else []), hosts[at], *(hosts[1:] if at == 0 else []))
-        trainer, connections = stack.enter_context(trainer_of_table(DIM, hosts))
+        trainer, connections, _ = stack.enter_context(trainer_of_table(DIM, hosts))
         random, numbers = np.random.default_rng(0), iter(range(10**6))
         for rows in TABLE_ROWS:
             give(trainer, Filled(rows, DIM))
@@ -219,16 +237,12 @@ def bounded(rows: int, dim: int, limit_mib: int) -> dict[str, float]:
     host = f"tcp://{free_host()}"
     with ExitStack() as stack:
         start(stack, "server", "first", host)
-        trainer, _ = stack.enter_context(trainer_of_table(dim, [host]))
+        trainer, _, step = stack.enter_context(trainer_of_table(dim, [host]))
         checkpoints = CheckpointFolder(stack.enter_context(tempfile.TemporaryDirectory()), 1)
         form, random = trainer.tables.forms[0], np.random.default_rng(0)
 
         def train(number: int) -> None:
-            ids = np.sort(random.choice(rows, BATCH_IDS)).astype(np.int64)
-            ids = np.unique(ids)
-            trainer.tables.rows(form, ids, training=True)
-            trainer.tables.raise_failure()
-            trainer.push(Lease(0, number, 1), {}, {"words": (ids, np.ones((len(ids), dim), np.float32))})
+            step(random.choice(rows, BATCH_IDS), Lease(0, number, 1))
 
         def save() -> SavedTables:
             trainer.save(0)
