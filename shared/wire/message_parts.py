@@ -11,7 +11,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from shared.wire.batch_layout import BucketShape, Field
-from shared.wire.bounds import Blob, Boolean, Check, Dtype, FixedList, Integer, Many, Maybe, Rate, Text, record
+from shared.wire.bounds import (
+    Blob,
+    Boolean,
+    Check,
+    Choice,
+    Dtype,
+    FixedList,
+    Integer,
+    Many,
+    Maybe,
+    Number,
+    Rate,
+    Text,
+    record,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -49,6 +63,8 @@ __all__ = [
     "Seal",
     "Server",
     "SharedSlots",
+    "TableForm",
+    "TableGradient",
     "Ticket",
     "VariablePart",
     "WireField",
@@ -267,6 +283,30 @@ class PartGradient(Part):
 
     place: int = wire(Integer(0, 2**16))
     rows: int | None = wire(Maybe(SIZE))
+
+
+@dataclass(frozen=True, slots=True)
+class TableForm(Part):
+    """Form of an embedding table whose rows servers make on demand; what the two numbers are depends on `initializer`.
+
+    They are the bounds of `uniform`, mean and deviation of `normal`, and the value of `constant`, which has one.
+    """
+
+    name: str = wire(NAME)
+    dim: int = wire(Integer(1, 2**16))
+    rows: int | None = wire(Maybe(SIZE))
+    seed: int = wire(ID)
+    initializer: str = wire(Choice(("uniform", "normal", "constant")))
+    first: float = wire(Number())
+    second: float = wire(Number())
+
+
+@dataclass(frozen=True, slots=True)
+class TableGradient(Part):
+    """Gradient of so many rows of the table at this place."""
+
+    table: int = wire(Integer(0, 2**8))
+    rows: int = wire(SIZE)
 
 
 @dataclass(frozen=True, slots=True)

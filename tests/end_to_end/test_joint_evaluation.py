@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,7 +37,7 @@ import tensorflow as tf
 
 
 def paced(level, trains):
-    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    task = json.loads(os.environ.get("TF_CONFIG", '{"task": {"type": "alone", "index": 0}}'))["task"]
     pathlib.Path(f"{task['type']}-{task['index']}-{'trains' if trains else 'evaluates'}").touch()
     time.sleep(float(os.environ.get("STEP_S", "0")))
     return level
@@ -65,6 +68,15 @@ def eval_metrics():
 
 feed_keys = {"inputs": "audio", "targets": "weight", "weights": "weight"}
 """
+#: The same with a table that no worker holds: a row for each length.
+TABLED = MODULE.replace(
+    '    return keras.Model(audio, keras.layers.Dense(1, kernel_initializer="ones")(level), name="levels")',
+    """    length = keras.Input((), dtype="int32")
+    row = ServedEmbedding("lengths", 40, "normal")(length)
+    both = keras.layers.Concatenate()([level, row])
+    return keras.Model((audio, length), keras.layers.Dense(1, kernel_initializer="ones")(both), name="levels")""",
+).replace('"inputs": "audio"', '"inputs": ("audio", "audio_length")')
+TABLED = "from trainer_client.layers import ServedEmbedding\n" + TABLED
 SAMPLES = 48
 LINE = re.compile(r"dev at step (\d+), after (\d) epochs: loss (\S+), root (\S+) \((\d+) samples\)")
 PART = re.compile(r"dev at step (\d+), after \d epochs: (\d+) batch(?:es were| was) evaluated here")
@@ -75,6 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("joint")
     write_job(folder, samples=SAMPLES, longest_s=0.5, budget="1 s", stream='mode = "queue"')
     (folder / "levels.py").write_text(MODULE)
+    (folder / "tabled.py").write_text(TABLED)
     return folder
 
 
@@ -165,3 +178,29 @@ def test_one_that_is_killed_as_it_evaluates_leaves_no_sample_out_and_counts_none
     assert int(lines[-1][1]) == 3 * batches
     want = evaluated_here(endpoint, checkpoints)
     assert [float(lines[-1][at]) for at in (3, 4)] == pytest.approx([want["loss"], want["root"]], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_workers_evaluate_rows_of_a_table_of_the_same_cut(folder: Path, endpoint: str) -> None:
+    for path in folder.glob("worker-*"):
+        path.unlink()
+    checkpoints = folder / "tabled"
+    words = ("--model", "tabled", "--feed", endpoint, "--checkpoint", str(checkpoints))
+    with ServedCluster(
+        folder, *words, "--epochs", "2", "--validate", "dev", servers=2, workers=2, environment={"STEP_S": "0.2"}
+    ) as processes:
+        for kind, index in (("ps", 0), ("ps", 1), ("worker", 1)):
+            processes.start(kind, index)
+        wait_until((folder / "worker-1-trains").exists, "it has warmed up, and waits for the chief", 200)
+        processes.start("worker", 0)
+        ended = {name: program.ended(300) for name, program in processes.running.items()}
+    assert {code for code, _, _ in ended.values()} == {0}, ended
+    lines = [found for line in ended["worker 0"][1].splitlines() if (found := LINE.fullmatch(line))]
+    assert [(line[2], line[5]) for line in lines] == [("1", str(SAMPLES)), ("2", str(SAMPLES))], ended["worker 0"]
+    assert [step for step, _ in parts(ended["worker 1"][1])] == [int(line[1]) for line in lines], ended["worker 1"]
+    command = [sys.executable, "-m", "trainer_client", "evaluate", *words, "--json"]
+    alone = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert alone.returncode == 0, alone
+    loss = json.loads(alone.stdout.splitlines()[-1])["values"]["loss"]
+    assert loss == pytest.approx(float(lines[-1][3]), rel=1e-3)

@@ -195,6 +195,14 @@ def test_two_trainers_of_a_queue_find_the_statistics_that_one_alone_finds(tmp_pa
             np.testing.assert_array_equal(found[name], wanted[name])
 
 
+@pytest.mark.heritage("E20")
+def test_the_model_of_sessions_learns_with_a_table_in_no_worker(tmp_path: Path) -> None:
+    said = said_by("sessions", tmp_path)
+    assert values_of("accuracy", said)[-1] > 0.8
+    assert said.count("SERVING: share") == 2
+    assert said.count("FINISHED: 6 epochs") == 2
+
+
 def test_the_translator_learns(tmp_path: Path) -> None:
     said = said_by("translation", tmp_path)
     accuracies = values_of("val_accuracy", said)

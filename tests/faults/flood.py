@@ -223,6 +223,9 @@ def _to_server(random: Random, _plan: str, *, asks: bool) -> m.Message:
     if asks:
         return random.choice((look, pull))
     save = servers.Save(serial=few, generation=some, cut=few, settled=0)
+    rows = servers.PullRows(
+        serial=few, trainer=some, generation=some, at_least=few, table=0, cut=0, ids=bytes(8 * random.randrange(2**10))
+    )
     order = servers.Order(generation=some, what="apply", version=few, trainer=some, lease=None, cut=few, rate=None)
     push = servers.Push(
         serial=few,
@@ -232,10 +235,11 @@ def _to_server(random: Random, _plan: str, *, asks: bool) -> m.Message:
         based_on=0,
         refused=None,
         parts=(),
+        tables=(),
         nbytes=0,
         is_step=True,
     )
-    return random.choice((look, pull, save, order, push, servers.Quit(trainer=some)))
+    return random.choice((look, pull, rows, save, order, push, servers.Quit(trainer=some)))
 
 
 _SAYS: dict[str, Callable[..., m.Message]] = {

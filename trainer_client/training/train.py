@@ -111,7 +111,7 @@ def _train_with_servers(order: TrainOrder) -> None:
         )  # fmt: skip
     place = servers.role_with_servers()
     if place.is_ps:
-        servers.serve_share(place, order.keys, partial(order.module.make, "optimizer"))
+        servers.serve_share(place, order.keys, partial(order.module.make, "optimizer"), order.strategy.server_memory)
         return
     _refuse_closed(order, writes=place.is_master)
     with ExitStack() as stack:
@@ -129,7 +129,10 @@ def _train_with_servers(order: TrainOrder) -> None:
         connections = servers.connections_to(place, order.keys, order.connect_timeout_s)
         stack.callback(connections.close)
         worker = servers.worker_settings(place, order.strategy, order.loop.until)
-        ServedLoop(model, data, connections, worker, order.loop, callbacks, evaluations).run()
+        loop = ServedLoop(model, data, connections, worker, order.loop, callbacks, evaluations)
+        loop.run()
+        if place.is_master and order.export is not None:
+            loop.hold_tables()
         _export(order, model, data, writes=place.is_master)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.wire.bounds import Boolean, Choice, Many, Maybe, Number, record
+from shared.wire.bounds import Blob, Boolean, Choice, Integer, Many, Maybe, Number, record
 from shared.wire.message_parts import (
     COUNT,
     EPOCH,
@@ -18,32 +18,42 @@ from shared.wire.message_parts import (
     Lease,
     Message,
     PartGradient,
+    TableForm,
+    TableGradient,
     VariablePart,
     message,
     wire,
 )
 
 __all__ = [
+    "MOST_IDS",
     "AskEvaluation",
     "Finish",
+    "GiveRows",
     "Look",
     "OfferEvaluation",
     "OfferedEvaluation",
     "Order",
     "Pull",
     "PullCut",
+    "PullRows",
     "Push",
     "Quit",
     "Save",
+    "SaveRows",
     "ServeShare",
     "SetRate",
     "Shown",
+    "TableRows",
     "Taken",
     "Values",
     "Withdraw",
 ]
 
-_MOST_PARTS = 2**13
+_MOST_PARTS, _MOST_TABLES = 2**13, 2**8
+_TABLE = Integer(0, _MOST_TABLES)
+#: How many ids one `PullRows` may ask for: a message is at most 1 MiB long, and an id has eight bytes.
+MOST_IDS = 2**16
 #: How many evaluation streams an evaluation may be on.
 _MOST_STREAMS = 64
 
@@ -67,6 +77,7 @@ class Shown(Message):
     version: int = wire(COUNT)
     over: str = wire(NAME)
     parts: tuple[VariablePart, ...] = wire(Many(record(VariablePart), _MOST_PARTS))
+    tables: tuple[TableForm, ...] = wire(Many(record(TableForm), _MOST_TABLES))
 
 
 @message("ServeShare", to="parameter server", by=("trainer",))
@@ -80,7 +91,22 @@ class ServeShare(Message):
     staleness: int = wire(COUNT)
     most: int = wire(COUNT)
     parts: tuple[VariablePart, ...] = wire(Many(record(VariablePart), _MOST_PARTS))
+    tables: tuple[TableForm, ...] = wire(Many(record(TableForm), _MOST_TABLES))
+    given: tuple[int, ...] = wire(Many(SIZE, _MOST_TABLES))
     done: DoneSet = wire(record(DoneSet))
+    nbytes: int = wire(SIZE)
+
+
+@message("GiveRows", to="parameter server", by=("trainer",))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveRows(Message):
+    """Rows of a table that the chief gives a server before the share they belong to; they follow."""
+
+    serial: int = wire(COUNT)
+    generation: int = wire(ID)
+    table: int = wire(_TABLE)
+    form: TableForm = wire(record(TableForm))
+    rows: int = wire(SIZE)
     nbytes: int = wire(SIZE)
 
 
@@ -103,6 +129,20 @@ class Pull(Message):
     at_least: int = wire(COUNT)
 
 
+@message("PullRows", to="parameter server", by=("trainer",))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullRows(Message):
+    """Request of a trainer for rows of a table, as they are or as they were at a cut."""
+
+    serial: int = wire(COUNT)
+    trainer: int = wire(ID)
+    generation: int = wire(ID)
+    at_least: int = wire(COUNT)
+    table: int = wire(_TABLE)
+    cut: int = wire(ID)
+    ids: bytes = wire(Blob(8 * MOST_IDS))
+
+
 @message("Push", to="parameter server", by=("trainer",))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Message):
@@ -116,19 +156,22 @@ class Push(Message):
     refused: Lease | None = wire(Maybe(record(Lease)))
     is_step: bool = wire(Boolean())
     parts: tuple[PartGradient, ...] = wire(Many(record(PartGradient), _MOST_PARTS))
+    tables: tuple[TableGradient, ...] = wire(Many(record(TableGradient), _MOST_TABLES))
     nbytes: int = wire(SIZE)
 
 
 @message("Taken")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken(Message):
-    """Answer to `Push`, `ServeShare`, `Withdraw`, `SetRate`, `OfferEvaluation` and `Finish`.
+    """Answer to `Push`, `ServeShare`, `GiveRows`, `Withdraw`, `SetRate`, `OfferEvaluation` and `Finish`.
 
-    It also answers `Pull`, `PullCut`, `Save` and `AskEvaluation` where there is nothing to give.
+    It also answers `Pull`, `PullRows`, `PullCut`, `Save`, `SaveRows` and `AskEvaluation` if there is nothing to give.
     """
 
     serial: int = wire(COUNT)
-    code: str = wire(Choice(("applied", "held", "repeated", "stale", "moved", "over", "serving", "withdrawn", "set")))
+    code: str = wire(
+        Choice(("applied", "held", "repeated", "stale", "moved", "over", "serving", "withdrawn", "set", "given"))
+    )
     version: int = wire(COUNT)
     why: str = wire(NAME)
 
@@ -155,10 +198,34 @@ class Save(Message):
     settled: int = wire(EPOCH)
 
 
+@message("SaveRows", to="parameter server", by=("trainer",))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRows(Message):
+    """Request of the chief for a piece of one array of a table, as it was at a cut."""
+
+    serial: int = wire(COUNT)
+    generation: int = wire(ID)
+    cut: int = wire(ID)
+    table: int = wire(_TABLE)
+    array: int = wire(Integer(0, 2**6))
+    start: int = wire(SIZE)
+
+
+@message("TableRows")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRows(Message):
+    """Answer to `SaveRows`; the piece follows."""
+
+    serial: int = wire(COUNT)
+    rows: int = wire(SIZE)
+    arrays: int = wire(Integer(0, 2**6))
+    nbytes: int = wire(SIZE)
+
+
 @message("Values")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values(Message):
-    """Answer to `Pull`, `PullCut` and `Save`; the values follow."""
+    """Answer to `Pull`, `PullRows`, `PullCut` and `Save`; the values follow."""
 
     serial: int = wire(COUNT)
     version: int = wire(COUNT)

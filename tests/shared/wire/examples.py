@@ -22,6 +22,8 @@ from shared.wire.message_parts import (
     RoundPlace,
     Seal,
     SharedSlots,
+    TableForm,
+    TableGradient,
     Ticket,
     VariablePart,
     WireField,
@@ -46,6 +48,7 @@ CURSOR = Cursor(2, 1234, 8, "0123456789abcdef")
 WORKER = WorkerAddress("loader-1", 2**63 - 1, "tcp://10.0.0.7:40123", "6f3c-boot", 1000)
 
 PART = VariablePart(0, 100, (200, 4), "float32")
+TABLE = TableForm("words", 4, None, 7, "uniform", -0.05, 0.05)
 DONE = DoneSet((EpochDone(2, 1240, (1200, 7, 1)), EpochDone(3, 0, ())))
 
 EXAMPLES: tuple[m.Message, ...] = (
@@ -282,10 +285,30 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Cancelled(ticket=TICKET),
     servers.Look(serial=1, trainer=2**63 + 1),
-    servers.Shown(serial=1, generation=2**62, version=17, over="", parts=(PART, VariablePart(1, 0, (), "float32"))),
+    servers.Shown(
+        serial=1,
+        generation=2**62,
+        version=17,
+        over="",
+        parts=(PART, VariablePart(1, 0, (), "float32")),
+        tables=(TABLE,),
+    ),
     servers.Withdraw(serial=2),
     servers.ServeShare(
-        serial=2, generation=2**62, version=17, staleness=8, most=0, parts=(PART,), done=DONE, nbytes=9600
+        serial=2,
+        generation=2**62,
+        version=17,
+        staleness=8,
+        most=0,
+        parts=(PART,),
+        tables=(TABLE,),
+        given=(3,),
+        done=DONE,
+        nbytes=9600,
+    ),
+    servers.GiveRows(serial=2, generation=2**62, table=0, form=TABLE, rows=3, nbytes=120),
+    servers.PullRows(
+        serial=3, trainer=2**63 + 1, generation=2**62, at_least=17, table=0, cut=0, ids=b"\x07" + bytes(7)
     ),
     servers.Pull(serial=3, trainer=2**63 + 1, generation=2**62, at_least=17),
     servers.Push(
@@ -297,11 +320,14 @@ EXAMPLES: tuple[m.Message, ...] = (
         refused=Lease(2, 1229, 1),
         is_step=True,
         parts=(PartGradient(0, 3), PartGradient(1, None)),
+        tables=(TableGradient(0, 2),),
         nbytes=124,
     ),
     servers.Taken(serial=4, code="over", version=18, why="75 epochs are reached"),
     servers.SetRate(serial=5, trainer=2**63 + 1, generation=2**62, rate=0.001),
     servers.Save(serial=5, generation=2**62, cut=2**61, settled=2),
+    servers.SaveRows(serial=6, generation=2**62, cut=2**61, table=0, array=1, start=4096),
+    servers.TableRows(serial=6, rows=5000, arrays=2, nbytes=14464),
     servers.Values(serial=5, version=18, done=DONE, nbytes=9600),
     servers.OfferEvaluation(
         serial=6,

@@ -238,4 +238,4 @@ def test_no_stripes_are_no_stripes():
 
 
 def test_the_public_names():
-    assert layers.__all__ == ["LogMel", "SpecAugment"]
+    assert layers.__all__ == ["LogMel", "ServedEmbedding", "SpecAugment"]

@@ -2,6 +2,7 @@
 
 Rules it keeps:
 - A checkpoint is one file, written under another name, synced and renamed: it is there whole or not at all.
+- Arrays of embedding tables, which may be larger than memory, are written in pieces, and stay in the file when read.
 - It ends with a hash of all its bytes. A file whose hash does not match is damaged, wherever the damage is.
 - Where several processes may take themselves for the writer, checkpoints are a chain: each follows the one that its
   writer read or wrote last. A writer that was overtaken, such as a chief that was stopped and taken for dead, fails.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import struct
 import zipfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -33,9 +35,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Arrays", "CheckpointFolder"]
+__all__ = ["TABLES", "Arrays", "CheckpointFolder", "StreamedArray"]
 
 Arrays = dict[str, "NDArray[np.generic]"]
+#: An array that may be larger than memory: name, dtype, shape, and the bytes in pieces.
+StreamedArray = tuple[str, str, tuple[int, ...], "Iterable[memoryview]"]
+
+#: Arrays whose names begin so are left in the file when it is read, and mapped: their pages are read when needed.
+TABLES = "tables/"
 
 #: Format 1 had no hash of the file, only the checksum of each array.
 _FORMAT = 2
@@ -50,6 +57,8 @@ _PIECE_BYTES = 2**20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 #: Where an archive states its number of entries.
 _ENTRIES_FROM_END = -12
+#: The length of an archive's local header without its variable parts, and where in it the lengths of these stand.
+_LOCAL_HEADER, _NAME_LENGTH_AT = 30, 26
 
 
 class _DamagedError(Exception):
@@ -81,12 +90,15 @@ class CheckpointFolder:
         """Raise SettingsError if no checkpoint can be written here, which is better known before training."""
         refuse_closed(self._folder, where="checkpoints")
 
-    def write(self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> Path:
+    def write(
+        self, arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any], tables: Iterable[StreamedArray] = ()
+    ) -> Path:
         """Commit one checkpoint, whole or not at all, then remove old ones; return its path.
 
-        Raise MachineError if the system refuses to write the file, OSError if it refuses to make, read or sync the
-        folder or to name the file, and, in a chain, WorldChangedError if another trainer has written a checkpoint since
-        we last read or wrote one.
+        Arrays of `tables` are written piece by piece as they come, and their errors are passed on. Raise MachineError
+        if the system refuses to write the file, OSError if it refuses to make, read or sync the folder or to name the
+        file, and, in a chain, WorldChangedError if another trainer has written a checkpoint since we last read or wrote
+        one.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         newest = self._newest_number()
@@ -97,7 +109,7 @@ class CheckpointFolder:
         temporary = draft_of(path)
         try:
             with temporary.open("x+b") as file:
-                _write(file, arrays, record)
+                _write(file, arrays, record, tables)
                 file.flush()
                 os.fsync(file.fileno())
         except Exception as error:  # whatever it is, no draft stays behind
@@ -278,9 +290,20 @@ def _raise_in_our_words(error: BaseException, folder: Path) -> None:
 # --- one file ---
 
 
-def _write(file: IO[bytes], arrays: Mapping[str, NDArray[np.generic]], record: Mapping[str, Any]) -> None:
+def _write(
+    file: IO[bytes],
+    arrays: Mapping[str, NDArray[np.generic]],
+    record: Mapping[str, Any],
+    tables: Iterable[StreamedArray],
+) -> None:
     text = json.dumps({**record, "format": _FORMAT}).encode()
     np.savez(file, **arrays, **{_RECORD: np.frombuffer(text, np.uint8)})  # type: ignore[arg-type]
+    for name, dtype, shape, pieces in tables:
+        header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+        with zipfile.ZipFile(file, "a") as archive, archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array_header_2_0(member, header)
+            for piece in pieces:
+                member.write(piece)
     # Hashing reads the file back, and leaves its position at the end, where the seal belongs.
     length = file.seek(0, os.SEEK_END)
     file.write(_SEAL + _compute_digest(file, length))
@@ -321,8 +344,26 @@ def _compute_digest(file: IO[bytes], length: int) -> bytes:
 def _parse(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
     file.seek(0)
     with np.load(file, allow_pickle=False) as members:
-        arrays = {name: members[name] for name in members.files}
-    return arrays, json.loads(bytes(arrays.pop(_RECORD)))
+        arrays = {name: members[name] for name in members.files if not name.startswith(TABLES)}
+        mapped = {
+            name: _mapped(file, members.zip.getinfo(f"{name}.npy")) for name in members.files if name not in arrays
+        }
+    record = json.loads(bytes(arrays.pop(_RECORD)))
+    return arrays | mapped, record
+
+
+def _mapped(file: IO[bytes], member: zipfile.ZipInfo) -> NDArray[np.generic]:
+    """Return an array of the archive, which stays in the file, even if that is removed from its folder."""
+    # Stored without compression, as `np.savez` stores all arrays: behind the local header, which says how long its two
+    # variable parts are.
+    file.seek(member.header_offset + _NAME_LENGTH_AT)
+    name, extra = struct.unpack("<HH", file.read(4))
+    file.seek(member.header_offset + _LOCAL_HEADER + name + extra)
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+    if 0 in shape:  # nothing cannot be mapped
+        return np.zeros(shape, dtype)
+    return np.memmap(file, dtype, "r", file.tell(), shape)
 
 
 def _parse_without_seal(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:

@@ -14,18 +14,19 @@ import tensorflow as tf
 
 from shared.errors import DataError
 from shared.logs import Log
-from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
+from trainer_client.training.checkpoints.checkpoint_folder import TABLES, CheckpointFolder
 from trainer_client.training.checkpoints.initial_values import variable_names
+from trainer_client.training.checkpoints.saved_tables import SavedTables, record_of_tables
 from trainer_client.training.runs.until import NotedMeans, RunTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from trainer_client.session.feed_session import FeedSession
-    from trainer_client.training.checkpoints.checkpoint_folder import Arrays
+    from trainer_client.training.checkpoints.checkpoint_folder import Arrays, StreamedArray
     from trainer_client.training.runs.early_stop import EarlyStop
 
 __all__ = ["SavedRun", "assign_arrays", "assign_values", "model_record", "plain_arrays", "plain_value"]
@@ -42,6 +43,8 @@ class SavedRun:
         self._writes = writes
         self._initial = initial
         self._log = Log("trainer")
+        #: The served tables of the checkpoint that was read last; None: there was none.
+        self.tables: SavedTables | None = None
 
     def mark(self, *, finished: bool) -> None:
         """Mark the folder as finished, so that its followers stop waiting for checkpoints, or as unfinished.
@@ -52,18 +55,20 @@ class SavedRun:
         if self._writes:
             self._folder.mark(finished=finished)
 
-    def commit(
+    def commit(  # noqa: PLR0913, PLR0917 - each is a part of its own
         self,
         model: Any,
         feed: Mapping[str, Any],
         totals: RunTotals,
         noted: NotedMeans,
         early_stop: EarlyStop | None,
+        tables: Iterable[StreamedArray] = (),
     ) -> Path | None:
         """Commit one checkpoint, whole or not at all; return its path, or None in a process that does not write.
 
-        The cursor `feed` has to be taken together with the variables. Raise MachineError or OSError if the system
-        refuses to write. WorldChangedError of `write` passes through.
+        Arrays of `tables` are written as they come, and their errors are passed on. The cursor `feed` has to be taken
+        together with the variables. Raise MachineError or OSError if the system refuses to write. WorldChangedError of
+        `write` passes through.
         """
         record = {
             "epoch": totals.epochs,
@@ -75,9 +80,11 @@ class SavedRun:
         }
         if early_stop is not None:
             record["early_stop"] = early_stop.state()
+        if described := record_of_tables(model):
+            record["tables"] = described
         # Read by all, though one writes: under a strategy, reading a variable may be an exchange of all processes.
         arrays = plain_arrays(_variables(model))
-        return self._folder.write(arrays, record) if self._writes else None
+        return self._folder.write(arrays, record, tables) if self._writes else None
 
     def restore(
         self,
@@ -93,6 +100,7 @@ class SavedRun:
         errors of initial values are passed on, and OSError if the folder cannot be read.
         """
         checkpoint = self._folder.read_last()
+        self.tables = None
         if checkpoint is None:
             session.cursor.rewind()
             if early_stop is not None:
@@ -105,7 +113,7 @@ class SavedRun:
         arrays, record = checkpoint
         # The cursor first: one of another plan is refused before the model has changed.
         session.cursor.restore(record["feed"])
-        totals = _take_in(model, early_stop, arrays, record)
+        totals = self._take_in(model, early_stop, arrays, record)
         session.note_saved(self._folder.newest_used, record.get("step", 0))
         return totals, NotedMeans.of(record.get("noted", {}))
 
@@ -116,18 +124,23 @@ class SavedRun:
         the folder cannot be read.
         """
         checkpoint = self._folder.read_last()
-        return None if checkpoint is None else _take_in(model, early_stop, *checkpoint)
+        return None if checkpoint is None else self._take_in(model, early_stop, *checkpoint)
 
+    def _take_in(
+        self, model: Any, early_stop: EarlyStop | None, arrays: Arrays, record: Mapping[str, Any]
+    ) -> RunTotals:
+        """Restore variables and early stopping from a checkpoint, note its tables, and return its totals.
 
-def _take_in(model: Any, early_stop: EarlyStop | None, arrays: Arrays, record: Mapping[str, Any]) -> RunTotals:
-    """Restore variables and early stopping from a checkpoint, and return its totals.
-
-    Raise DataError if the checkpoint's values are of another number or have other shapes than the model's variables.
-    """
-    assign_arrays(_variables(model), arrays)
-    if early_stop is not None:
-        early_stop.restore(record.get("early_stop", {}))
-    return RunTotals.of_checkpoint(record)
+        Raise DataError if the checkpoint's values are of another number or have other shapes than the model's
+        variables, or if it has other tables.
+        """
+        tables = SavedTables(arrays, record)
+        tables.refuse_another_model(model)
+        assign_arrays(_variables(model), {name: array for name, array in arrays.items() if not name.startswith(TABLES)})
+        self.tables = tables
+        if early_stop is not None:
+            early_stop.restore(record.get("early_stop", {}))
+        return RunTotals.of_checkpoint(record)
 
 
 def model_record(model: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import DataError, EndedError, SettingsError
@@ -23,13 +24,14 @@ from trainer_client.training.runs.model_module import JobOrder
 from trainer_client.training.runs.printed_lines import finished_line, judged_json, judged_line, starting_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     import tensorflow as tf
 
     from trainer_client.feed import Feed
     from trainer_client.training.checkpoints.checkpoint_folder import Arrays
+    from trainer_client.training.checkpoints.saved_tables import SavedTables
     from trainer_client.training.evaluating.evaluation_sums import EvaluationSums
     from trainer_client.training.evaluating.evaluator import Evaluator
     from trainer_client.training.runs.model_module import ModelModule
@@ -71,7 +73,7 @@ def evaluate(order: EvaluateOrder) -> int:
         feeds = {
             stream: stack.enter_context(order.connect(stream, work="evaluate", rank=0)) for stream in order.streams
         }
-        evaluator = _evaluator(order.module)
+        evaluator, attach_saved_tables = _evaluator(order.module)
         data = {stream: _dataset(order, feed) for stream, feed in feeds.items()}
         order.module.refuse_unknown_parameters()
         _print_for_people(
@@ -82,9 +84,9 @@ def evaluate(order: EvaluateOrder) -> int:
         # The end of the job ends following as well: it is that of the training that we follow.
         with suppress(EndedError) if order.follow_s is not None else nullcontext():
             for arrays, record in _versions(order, feeds.values(), began_s):
-                own = models_own(arrays, record)
+                own, tables = models_own(arrays, record), attach_saved_tables(arrays, record)
                 judged = Judged(
-                    label=order.module.full_name, version=f"{version} {digest_of_arrays(own)}",
+                    label=order.module.full_name, version=f"{version} {digest_of_arrays(own)}{tables.digest()}",
                     epoch=record["epoch"], step=record.get("step", 0),
                 )  # fmt: skip
                 for stream, dataset in data.items():
@@ -101,10 +103,17 @@ def evaluate(order: EvaluateOrder) -> int:
     return DataError.exit_code if shares else 0
 
 
-def _evaluator(module: ModelModule) -> Evaluator:
+def _evaluator(module: ModelModule) -> tuple[Evaluator, Callable[[Arrays, dict[str, Any]], SavedTables]]:
+    """Return an evaluator of the module's model, and a function that gives the model the tables of a checkpoint.
+
+    Errors of the module are passed on; the function raises DataError if the checkpoint has other tables.
+    """
     with quick_import():
+        from trainer_client.training.checkpoints.saved_tables import attach_saved_tables
         from trainer_client.training.evaluating.evaluator import Evaluator
-    return Evaluator(module.make("model"), module.find("loss"), module.make_if_there("eval_metrics") or ())
+    model = module.make("model")
+    evaluator = Evaluator(model, module.find("loss"), module.make_if_there("eval_metrics") or ())
+    return evaluator, partial(attach_saved_tables, model)
 
 
 def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:

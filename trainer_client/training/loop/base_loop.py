@@ -174,7 +174,7 @@ class BaseLoop:
         """
         # The same batch may do better: dropout draws anew, and a loss that is scaled is scaled less after each try.
         for attempt in range(1 + self._settings.retries):
-            loss, rows, became = self._take_step(element).numpy().tolist()
+            loss, rows, became = self._outcome_of(element)
             if became != NOT_FINITE:
                 return loss, int(rows), became
             epoch, batch = self._in_hand()
@@ -183,6 +183,11 @@ class BaseLoop:
                 step=self._progress.steps,
             )  # fmt: skip
         raise self._not_finite()
+
+    def _outcome_of(self, element: Any) -> tuple[float, float, float]:
+        """Take a step; return loss, valid rows and outcome. Errors of the strategy are passed on."""
+        loss, rows, became = self._take_step(element).numpy().tolist()
+        return loss, rows, became
 
     def _in_hand(self) -> tuple[int, int]:
         """Return epoch and number of the batch in training, the first one's if each replica has one.

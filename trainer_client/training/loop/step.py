@@ -13,19 +13,28 @@ import keras
 import tensorflow as tf
 
 from shared.errors import SettingsError
+from trainer_client.layers.served_embedding import collecting_lookups, refuse_tables
 from trainer_client.training.losses import RowLoss, masked_mean, valid_rows
 from trainer_client.training.losses.replica_means import share_of_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = [
-    "APPLIED", "NOTHING_TO_APPLY", "NOT_FINITE", "Contribution", "TracedStep", "TrainStep", "refuse_own_train_step",
-    "statistics_of",
+    "APPLIED", "NOTHING_TO_APPLY", "NOT_FINITE", "Contribution", "RowGradients", "TracedStep", "TrainStep",
+    "refuse_own_train_step", "statistics_of",
 ]  # fmt: skip
 
 #: Outcomes of a step.
 APPLIED, NOTHING_TO_APPLY, NOT_FINITE = 0.0, 1.0, 2.0
+
+
+class RowGradients(NamedTuple):
+    """The gradients of rows of one served table."""
+
+    table: str
+    ids: Any
+    values: Any
 
 
 class Contribution(NamedTuple):
@@ -39,6 +48,8 @@ class Contribution(NamedTuple):
     gradients: list[Any]
     #: New values of the variables that the forward pass changes by itself.
     statistics: list[Any]
+    #: The gradients of rows that served tables looked up: table, ids, each once, and a gradient for each.
+    of_tables: Sequence[RowGradients] = ()
 
 
 class TrainStep:
@@ -47,6 +58,8 @@ class TrainStep:
     def __init__(self, model: Any, loss: Any, optimizer: Any) -> None:
         self.model = model
         self.optimizer = optimizer
+        #: Whether gradients of rows of served tables are collected, which the optimizer then has to take.
+        self.takes_rows = False
         #: How often TensorFlow traced it: once for each shape.
         self.traces = 0
         self._loss_of = _by_rows(keras.losses.get(loss))
@@ -79,15 +92,18 @@ class TrainStep:
     def contribute(self, element: Any) -> Contribution:
         """Return one replica's contribution to a step; no variable is changed except seeds.
 
-        Without weights every row counts. Raise SettingsError if the loss has one value for the whole batch.
+        Without weights every row counts. Raise SettingsError if the loss has one value for the whole batch, or for a
+        model with served tables, unless gradients of their rows are collected.
         """
         self.traces += 1  # Python runs while TensorFlow traces, and only then
         inputs, targets, weight = keras.utils.unpack_x_y_sample_weight(element)
+        if not self.takes_rows:
+            refuse_tables(self.model)
         # The forward pass assigns its statistics at once. They are put back below, because only a step that is applied
         # may keep them, and that is not known yet.
         statistics = statistics_of(self.model)
         before = [tf.identity(variable.value) for variable in statistics]
-        with tf.GradientTape() as tape:
+        with tf.GradientTape() as tape, collecting_lookups(tape, is_on=self.takes_rows) as lookups:
             variables = [variable.value for variable in self.model.trainable_variables]
             # A tape watches variables by itself, but within a scope of Keras their values are tensors.
             tape.watch(variables)
@@ -98,12 +114,13 @@ class TrainStep:
             loss = self._loss_of(targets, outputs, weight)
             weight_of_rows = tf.reduce_sum(tf.cast(weight, tf.float32))
             scaled = self.optimizer.scale_loss(tf.add_n([loss, *_shares(added, weight_of_rows)]))
-        gradients = tape.gradient(scaled, variables)
+        gradients, of_rows = tape.gradient(scaled, [variables, [lookup.rows for lookup in lookups]])
         after = [tf.identity(variable.value) for variable in statistics]
         for variable, value in zip(statistics, before, strict=True):
             variable.assign(value)
         rows = tf.math.count_nonzero(weight, dtype=tf.float32)
-        return Contribution(tf.cast(loss, tf.float32), rows, weight_of_rows, gradients, after)
+        found = [_row_gradients(lookup, gradient) for lookup, gradient in zip(lookups, of_rows, strict=True)]
+        return Contribution(tf.cast(loss, tf.float32), rows, weight_of_rows, gradients, after, _merged(found))
 
     def became(self, part: Contribution) -> Any:
         """Return the outcome of a step with this contribution of all replicas.
@@ -111,7 +128,9 @@ class TrainStep:
         It is NOTHING_TO_APPLY without valid rows, else NOT_FINITE if the loss or a gradient is not finite, else
         APPLIED.
         """
-        outcome = tf.where(_are_finite([part.loss, *part.gradients]), APPLIED, NOT_FINITE)
+        outcome = tf.where(
+            _are_finite([part.loss, *part.gradients, *(rows.values for rows in part.of_tables)]), APPLIED, NOT_FINITE
+        )
         return tf.where(part.rows > 0, outcome, NOTHING_TO_APPLY)
 
     def may_apply(self, part: Contribution, became: Any) -> Any:
@@ -125,6 +144,8 @@ class TrainStep:
     def apply(self, part: Contribution, became: Any) -> None:
         """Apply the gradients, and, if the outcome is APPLIED, keep the new statistics."""
         self.optimizer.apply(part.gradients, self.model.trainable_variables)
+        if self.takes_rows:
+            self.optimizer.apply_rows(part.of_tables)
         # An optimizer that scales the loss is called for gradients that overflow, too: they leave no statistics behind.
         for variable, after in zip(statistics_of(self.model), part.statistics, strict=True):
             variable.assign(tf.where(became == APPLIED, after, variable.value))
@@ -165,6 +186,31 @@ class TracedStep:
             except TypeError:  # the elements do not fit the specs, so nothing has run
                 pass
         return self._function(*elements)
+
+
+def _row_gradients(lookup: Any, gradient: Any) -> RowGradients:
+    # None: the loss does not depend on these rows. Slices: rows that a sample names twice have two gradients there.
+    if gradient is None:
+        values = tf.zeros_like(lookup.rows)
+    elif isinstance(gradient, tf.IndexedSlices):
+        values = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, tf.shape(lookup.rows)[0])
+    else:
+        values = gradient
+    return RowGradients(lookup.table, lookup.ids, values)
+
+
+def _merged(found: list[RowGradients]) -> list[RowGradients]:
+    """Return the gradients of each table in one, if a model looks up rows of it more than once in a step."""
+    by_table: dict[str, list[RowGradients]] = {}
+    for gradients in found:
+        by_table.setdefault(gradients.table, []).append(gradients)
+    return [parts[0] if len(parts) == 1 else _sum_of(parts) for parts in by_table.values()]
+
+
+def _sum_of(parts: list[RowGradients]) -> RowGradients:
+    ids, places = tf.unique(tf.concat([part.ids for part in parts], 0))
+    values = tf.concat([part.values for part in parts], 0)
+    return RowGradients(parts[0].table, ids, tf.math.unsorted_segment_sum(values, places, tf.shape(ids)[0]))
 
 
 def statistics_of(model: Any) -> list[Any]:

@@ -105,10 +105,12 @@ class _Prediction:
             folder = CheckpointFolder(order.checkpoints, 1)
             name, arrays, record = sink.begun_checkpoint(folder) or _newest(folder)
             step, values = record.get("step", 0), models_own(arrays, record)
-            checkpoint = {"file": name, "step": step, "digest": f"{_digest(values):016x}"}
+            with quick_import():
+                from trainer_client.training.checkpoints.saved_tables import attach_saved_tables
+                from trainer_client.training.predicting.predictor import Predictor
+            tables = attach_saved_tables(model, arrays, record)
+            checkpoint = {"file": name, "step": step, "digest": f"{_digest(values):016x}{tables.digest()}"}
             sink.begin({**_described(order, feed), "checkpoint": checkpoint}, batches)
-        with quick_import():
-            from trainer_client.training.predicting.predictor import Predictor
         self._predictor = Predictor(model, structure, values)
         if not order.as_json:
             line = starting_line(f"predicting {order.stream} with {order.checkpoints / name}, at step {step}")

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from shared.wire.message_parts import DoneSet, EpochDone
 
-__all__ = ["AppliedBatches", "merged"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["AppliedBatches", "done_set_of", "merged"]
 
 
 @dataclass(slots=True)
@@ -89,6 +93,11 @@ def _packed(at: int, epoch: _EpochApplied) -> EpochDone:
     missing = sorted(epoch.missing)
     steps = (number - before for number, before in zip(missing, [0, *missing], strict=False))
     return EpochDone(at, epoch.fresh, tuple(steps))
+
+
+def done_set_of(state: Mapping[str, Any]) -> DoneSet:
+    """Return the batches that are done by a feed's state in queue mode, in the form in which they cross the wire."""
+    return DoneSet(tuple(EpochDone(epoch, fresh, tuple(missing)) for epoch, fresh, missing in state["epochs"]))
 
 
 def merged(settled: DoneSet, applied: DoneSet) -> DoneSet:

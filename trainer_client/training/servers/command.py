@@ -47,8 +47,8 @@ def role_with_servers() -> Role:
     return place
 
 
-def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any]) -> None:
-    """Run a parameter server until the run is over, and print its address first.
+def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any], server_memory: float | None = None) -> None:
+    """Run a parameter server until the run is over, and print its address first; its memory is in MiB, if limited.
 
     Raise SettingsError if it would be reachable beyond loopback without keys, if keys are missing or unusable, if an
     address is none or its own cannot be bound, and MachineError if this process may have too few open files or too
@@ -69,9 +69,8 @@ def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any]) -> No
     pairs = (ServerKeys.read(keys, "trainer"), own_keys) if own_keys is not None else None
     # Only the first server gives orders, so only it needs to know the others.
     others = [f"tcp://{host}" for host in place.ps_hosts[1:]] if place.index == 0 else []
-    server = ParameterServer(
-        _bindable(endpoint), ShareStore(make_optimizer), is_first=place.index == 0, others=others, keys=pairs
-    )
+    store = ShareStore(make_optimizer, _bytes_of(server_memory))
+    server = ParameterServer(_bindable(endpoint), store, is_first=place.index == 0, others=others, keys=pairs)
     try:
         print(f"SERVING: share {place.index + 1} of {len(place.ps_hosts)} at {endpoint}", flush=True)
         server.serve()
@@ -106,14 +105,17 @@ def worker_settings(place: Role, options: StrategyOptions, until: Until) -> Serv
     from trainer_client.training.servers.served_loop import ServedSettings
     from trainer_client.training.servers.served_model import SharesSettings
 
-    memory = None if options.server_memory is None else int(options.server_memory * 2**20)
     staleness = USUAL_STALENESS if options.staleness is None else options.staleness
     return ServedSettings(
         is_chief=place.is_master,
         pull_every=options.pull_every or _PULL_EVERY,
-        shares=SharesSettings(staleness=staleness, most=steps_of(until), memory=memory),
+        shares=SharesSettings(staleness=staleness, most=steps_of(until), memory=_bytes_of(options.server_memory)),
         workers=place.world,
     )
+
+
+def _bytes_of(mebibytes: float | None) -> int | None:
+    return None if mebibytes is None else int(mebibytes * 2**20)
 
 
 def _bindable(endpoint: str) -> str:

@@ -142,7 +142,9 @@ class EvaluationFollower(JointEvaluation):
                 return
             version = digest_of_arrays([plain_value(variable) for variable in model.variables])
             judged = Judged(label=offer.label, version=version, epoch=offer.epoch, step=offer.step)
-            for stream, batches in part.take_part(judged).items():
+            with served.tables.raising_failures():
+                taken = part.take_part(judged)
+            for stream, batches in taken.items():
                 print(part_line(stream, offer.step, offer.epoch, batches), flush=True)
         finally:
             assign_values(untrained, own)

@@ -17,17 +17,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import EndedError, SettingsError
-from shared.wire.message_parts import DoneSet, EpochDone
+from shared.errors import EndedError
 from trainer_client.tf import ctrl_c
 from trainer_client.training.loop.base_loop import BaseLoop
 from trainer_client.training.loop.step import APPLIED
 from trainer_client.training.loop.teller import Scope
 from trainer_client.training.runs.run_loop import JOB_ENDED, STEPS_DONE
 from trainer_client.training.runs.until import NotedMeans, RunTotals
-from trainer_client.training.servers.applied import merged
+from trainer_client.training.servers.applied import done_set_of, merged
 from trainer_client.training.servers.joint_evaluation import JointEvaluation
-from trainer_client.training.servers.served_model import MovedError, ServedModel
+from trainer_client.training.servers.served_model import MovedError, ServedModel, refuse_lockstep
 from trainer_client.training.servers.served_optimizer import CollectedGradients, OptimizerSettings
 from trainer_client.training.strategies.single import Single
 
@@ -73,7 +72,7 @@ class ServedLoop(BaseLoop):
         callbacks: Sequence[Any] = (),
         evaluations: JointEvaluation | None = None,
     ) -> None:
-        _refuse_lockstep(data.feed._session)
+        refuse_lockstep(data.feed._session)
         self._leases = data.feed._session.leases
         super().__init__(model, data, Single(compiles_updates=False), settings, callbacks, writes=worker.is_chief)
         self._servers, self._worker = servers, worker
@@ -116,7 +115,10 @@ class ServedLoop(BaseLoop):
             while not (self.reason and self._end()):
                 if not self._is_joined:
                     self._join(interruption)
-                self._train_epoch(interruption)
+                try:
+                    self._train_epoch(interruption)
+                except MovedError:  # while a callback evaluated: what it lacks is trained and judged again
+                    self._is_joined = False
                 _heed(interruption)
         except EndedError:  # the job has nothing more to train on, even if servers have moved
             self._progress.stop(JOB_ENDED)
@@ -173,8 +175,8 @@ class ServedLoop(BaseLoop):
         """Call callbacks, then send servers the learning rate if they changed it, in the chief.
 
         Raise SettingsError if they changed anything else of the optimizer, or set a rate that is not finite; LostError
-        or RefusedError if the first server does not answer in time or refuses. Errors of the callbacks are passed on.
-        In other workers nothing is compared.
+        or RefusedError if the first server does not answer in time or refuses. Errors of the callbacks are passed on,
+        MovedError if servers have moved while one evaluates. In other workers nothing is compared.
         """
         if not (self._worker.is_chief and self._callbacks.callbacks):
             callbacks()
@@ -183,7 +185,8 @@ class ServedLoop(BaseLoop):
         # anything else is trained here, and any other change would silently have no effect.
         settings = self._optimizer_settings
         rate, steps = settings.rate(), settings.steps()
-        callbacks()
+        with self._served.tables.raising_failures():
+            callbacks()
         settings.refuse_changes(steps)
         if settings.rate() != rate:
             self._rate = settings.rate()
@@ -248,10 +251,20 @@ class ServedLoop(BaseLoop):
             loss, rows, became = self._finite_step(element)
             self._since_pull += 1
             # A batch with nothing to apply is pushed without gradients, so that servers know it as done.
-            return loss, rows, self._served.push(lease, self._kept.read() if became == APPLIED else {})
+            is_applied = became == APPLIED
+            gradients, of_tables = (self._kept.read(), self._kept.read_rows()) if is_applied else ({}, {})
+            return loss, rows, self._served.push(lease, gradients, of_tables)
         except MovedError:
             self._is_joined = False
             return loss, rows, False
+
+    def _outcome_of(self, element: Any) -> tuple[float, float, float]:
+        """Take a step; return loss, valid rows and outcome, or raise the error of a lookup of tables' rows."""
+        try:
+            return super()._outcome_of(element)
+        finally:
+            # First of all: of rows that could not be looked up, neither loss nor gradients mean anything.
+            self._served.tables.raise_failure()
 
     def _end_epoch(self, epoch: int) -> None:
         """Share the epoch's results, evaluate it on the servers' values, and commit those.
@@ -363,7 +376,7 @@ class ServedLoop(BaseLoop):
         # Servers stop first: nobody may train on values that the queue, once it is taken back, does not match.
         self._served.withdraw()
         totals, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
-        self._served.serve(_done_set(self._session.cursor.state()), totals.steps)
+        self._served.serve(done_set_of(self._session.cursor.state()), totals.steps, self._saved.tables)
         self._served.look()
         self._since_pull = self._rate = None
         if is_first:
@@ -401,9 +414,10 @@ class ServedLoop(BaseLoop):
         """
         model = self._model
         self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
+        self._served.tables.refuse_xla(is_on=self._settings.xla)
         # Between pulls the worker's own copy goes on by its own gradients; with a pull before each step none is left.
         self._kept = CollectedGradients(model.optimizer, model.trainable_variables, goes_on=self._worker.pull_every > 1)
-        self._step.optimizer = self._kept
+        self._step.optimizer, self._step.takes_rows = self._kept, True
         self._optimizer_settings = OptimizerSettings(model)
 
     def _finish(self) -> None:
@@ -414,6 +428,14 @@ class ServedLoop(BaseLoop):
         self._progress.finish()
 
     # --- saving ---
+
+    def hold_tables(self) -> None:
+        """Have the model hold the tables of the newest checkpoint whole, as an export needs them; once `run` is over.
+
+        Raise DataError if no checkpoint is whole, and OSError if the folder cannot be read.
+        """
+        self._saved.read(self._model, None)
+        self._served.tables.hold(self._saved.tables)
 
     def _is_save_due(self) -> bool:
         return self._is_joined and self._is_long_ago(self._served.version)
@@ -445,7 +467,7 @@ class ServedLoop(BaseLoop):
                 return None
             self._since_pull = 0
             self._progress.count(epochs=self._progress.totals.epochs, steps=self._steps_done() - self._progress.steps)
-            whole = merged(_done_set(state), done)
+            whole = merged(done_set_of(state), done)
             return state | {"epochs": [[epoch.epoch, epoch.fresh, list(epoch.missing)] for epoch in whole.epochs]}
 
     def _commit(self, cut: dict[str, Any] | None) -> bool:
@@ -458,7 +480,12 @@ class ServedLoop(BaseLoop):
         with self._timed("checkpoint"):
             epochs, steps = self._session.cursor.at.epoch, self._served.version
             totals = replace(self._progress.totals, epochs=epochs, steps=steps)
-            written = self._saved.commit(self._model, cut, totals, self._noted, self._early_stop)
+            tables = self._served.tables.saved_arrays()
+            try:
+                written = self._saved.commit(self._model, cut, totals, self._noted, self._early_stop, tables)
+            except MovedError:  # while tables were read: nothing is written
+                self._is_joined = False
+                return False
         self._note_saved(written, steps)
         return True
 
@@ -466,17 +493,3 @@ class ServedLoop(BaseLoop):
 def _heed(interruption: ctrl_c.Interruption) -> None:
     if interruption.is_asked:
         raise KeyboardInterrupt
-
-
-def _done_set(state: dict[str, Any]) -> DoneSet:
-    return DoneSet(tuple(EpochDone(epoch, fresh, tuple(missing)) for epoch, fresh, missing in state["epochs"]))
-
-
-def _refuse_lockstep(session: Any) -> None:
-    session.cursor.refuse_lockstep(
-        SettingsError(
-            expected='mode = "queue", as workers of unequal speed share batches',
-            got=f"{session.spec.stream}, in lockstep", where="--strategy parameter-server",
-            remedy='Write mode = "queue" in the table of this stream in the job file.',
-        )
-    )  # fmt: skip

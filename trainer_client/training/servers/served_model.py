@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from shared.errors import LostError, SettingsError
-from shared.wire.message_parts import DoneSet, PartGradient, VariablePart
+from shared.wire.message_parts import DoneSet, PartGradient, TableForm, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.checkpoints.saved_model import plain_value
 from trainer_client.training.servers.row_shares import HeldVariable, refuse_too_little_memory, rows_of, shares_of
 from trainer_client.training.servers.served_optimizer import OptimizerVariables, rows_between
+from trainer_client.training.servers.served_tables import MovedError, ServedTables, refuse_unfit_tables
 from trainer_client.training.servers.share_store import frame_of, split_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from shared.wire.message_parts import Lease
+    from trainer_client.training.checkpoints.saved_tables import SavedTables
     from trainer_client.training.servers.server_connections import Reply, ServerConnections
 
-__all__ = ["MovedError", "ServedModel", "SharesSettings"]
+__all__ = ["MovedError", "ServedModel", "SharesSettings", "refuse_lockstep"]
 
 _LOOK_EVERY_S = 0.2
-
-
-class MovedError(Exception):
-    """An error: the servers have another generation, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,9 @@ class ServedModel:
         self.over = ""
         self._variables = list(model.trainable_variables)
         refuse_what_servers_cannot_hold(model, optimizer)
+        refuse_unfit_tables(model, optimizer)
+        #: The tables of which this trainer has the rows of its batch only.
+        self.tables = ServedTables(model, servers)
         self._state = OptimizerVariables(optimizer, self._variables)
         self._servers = servers
         self._settings = settings
@@ -94,6 +97,7 @@ class ServedModel:
             self.quit()
             self._trainer = secrets.randbits(63)
         self.generation, self._refused = 0, None
+        self.tables.join(self._trainer, 0)
         answers = [answer for answer, _ in self._servers.ask_all(m.Look(serial=0, trainer=self._trainer), heed)]
         self.over = answers[0].over
         generations = {answer.generation for answer in answers}
@@ -102,7 +106,9 @@ class ServedModel:
             return False
         self.version = self._heard_version = answers[0].version
         self.generation, self._shares = answers[0].generation, [answer.parts for answer in answers]
-        self._refuse_another_model()
+        self._refuse_another_model([answer.tables for answer in answers])
+        self.tables.join(self._trainer, self.generation)
+        self.tables.note_version(self.heard_version)
         return True
 
     def wait_for_shares(self, patience_s: float, heed: Callable[[], None] | None = None) -> None:
@@ -120,7 +126,10 @@ class ServedModel:
                 )  # fmt: skip
             threading.Event().wait(_LOOK_EVERY_S)
 
-    def _refuse_another_model(self) -> None:
+    def _refuse_another_model(self, tables: Sequence[tuple[TableForm, ...]]) -> None:
+        for forms in tables:
+            if forms != self.tables.forms:
+                raise _another_model(f"tables {list(forms)}")
         rows = [0] * len(self._variables)
         for part in (part for share in self._shares for part in share):
             if part.variable >= len(rows) or part.shape[1:] != tuple(self._variables[part.variable].shape)[1:]:
@@ -156,11 +165,12 @@ class ServedModel:
             raise MovedError
         return cast("m.Taken", answer)
 
-    def serve(self, done: DoneSet, version: int) -> None:
+    def serve(self, done: DoneSet, version: int, saved: SavedTables | None = None) -> None:
         """Give every server its share of the model as it is; `done` is the batches that are applied to it.
 
-        Raise SettingsError if a share does not fit into a server's memory, LostError if a server does not answer in
-        time, and RefusedError if one refuses.
+        Rows of tables are those of a checkpoint, if there is one. If a server is restarted or serves another share
+        meanwhile, not all serve this one in the end, which the next look shows. Raise SettingsError if a share does not
+        fit into a server's memory, LostError if a server does not answer in time, and RefusedError if one refuses.
         """
         held = [
             HeldVariable(
@@ -175,13 +185,18 @@ class ServedModel:
         if self._settings.memory is not None:
             refuse_too_little_memory(held, shares, self._state.copies(), self._settings.memory)
         generation = secrets.randbits(63)
-        questions = {at: self._share(share, generation, done, version) for at, share in enumerate(shares)}
+        given = self.tables.give(saved, generation)
+        if given is None:
+            return
+        questions = {at: self._share(share, given[at], generation, done, version) for at, share in enumerate(shares)}
         # The first server last: it decides for all, so it must not serve before the others hold their shares.
-        self._servers.ask({at: question for at, question in questions.items() if at})
-        self._servers.ask({0: questions[0]})
+        others = {at: question for at, question in questions.items() if at}
+        replies = self._servers.ask(others)
+        if len(replies) == len(others) and all(answer.code == "serving" for answer, _ in replies.values()):
+            self._servers.ask({0: questions[0]})
 
     def _share(
-        self, parts: tuple[VariablePart, ...], generation: int, done: DoneSet, version: int
+        self, parts: tuple[VariablePart, ...], given: list[int], generation: int, done: DoneSet, version: int
     ) -> tuple[Any, bytes]:
         """Return the message and the frame that give a server these parts of the model.
 
@@ -201,7 +216,7 @@ class ServedModel:
         settings = self._settings
         return m.ServeShare(
             serial=0, generation=generation, version=version, staleness=settings.staleness, most=settings.most,
-            parts=parts, done=done, nbytes=len(frame),
+            parts=parts, tables=self.tables.forms, given=tuple(given), done=done, nbytes=len(frame),
         ), frame  # fmt: skip
 
     def save(self, settled: int) -> DoneSet:
@@ -215,6 +230,7 @@ class ServedModel:
         replies = self._ask_values(m.Save(serial=0, generation=self.generation, cut=cut, settled=settled))
         self._take_in(replies, has_slots=True)
         self._cut = cut
+        self.tables.note_cut(cut)
         self.version = replies[0][0].version
         return cast("DoneSet", replies[0][0].done)
 
@@ -286,6 +302,7 @@ class ServedModel:
             raise MovedError
         if not codes:
             self._take_in(replies)
+            self.tables.note_cut(cut)
         return not codes
 
     # --- steps ---
@@ -301,6 +318,7 @@ class ServedModel:
         )
         self._take_in(replies)
         self.version = self._heard_version = replies[0][0].version
+        self.tables.note_version(self.heard_version)
 
     def _ask_values(self, message: m.Pull | m.Save) -> Sequence[Reply]:
         """Return all servers' values; raise MovedError if some have none of this generation to give.
@@ -312,15 +330,20 @@ class ServedModel:
             raise MovedError
         return replies
 
-    def push(self, lease: Lease, gradients: dict[int, Any]) -> bool:
-        """Have a batch's gradients applied; return whether the batch is in the model.
+    def push(
+        self,
+        lease: Lease,
+        gradients: dict[int, Any],
+        rows: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] | None = None,
+    ) -> bool:
+        """Have a batch's gradients applied, those of variables and of rows by table; return whether it is in the model.
 
         It is not if the gradients were too old, or the run is over. A batch that was in it already counts. Raise
         MovedError if servers have moved, LostError if a server does not answer in time, and RefusedError if one
         refuses.
         """
         refused, self._refused = self._refused, None
-        pushed = {at: self._push(at, lease, gradients, refused) for at in range(len(self._servers))}
+        pushed = {at: self._push(at, lease, gradients, rows or {}, refused) for at in range(len(self._servers))}
         # The first server last: once it has decided, the others can apply the gradients even if this worker is gone.
         held = self._servers.ask({at: question for at, question in pushed.items() if at})
         if any(answer.code != "held" for answer, _ in held.values()):
@@ -330,10 +353,13 @@ class ServedModel:
         if answer.code != "applied":
             self._refused = lease
         self.over, self._heard_version = answer.why, answer.version
+        self.tables.note_version(self.heard_version)
         # `repeated` is as good: the batch is in the model already, and its last worker died before it could report it.
         return answer.code in ("applied", "repeated")
 
-    def _push(self, at: int, lease: Lease, gradients: dict[int, Any], refused: Lease | None) -> tuple[Any, bytes]:
+    def _push(
+        self, at: int, lease: Lease, gradients: dict[int, Any], rows: Mapping[str, Any], refused: Lease | None
+    ) -> tuple[Any, bytes]:
         """Return the message and the frame with a server's part of the gradients.
 
         A variable without a gradient has no part in them. Without any gradients the message is no step. `refused` is
@@ -343,16 +369,17 @@ class ServedModel:
         for place, part in enumerate(self._shares[at]):
             gradient = gradients.get(part.variable)
             if isinstance(gradient, tuple):
-                rows = rows_between(gradient, part.start, part.start + part.shape[0])
-                parts.append(PartGradient(place, len(rows[0])))
-                arrays += rows
+                own = rows_between(gradient, part.start, part.start + part.shape[0])
+                parts.append(PartGradient(place, len(own[0])))
+                arrays += own
             elif gradient is not None:
                 parts.append(PartGradient(place, None))
                 arrays.append(_cut(gradient, part))
-        frame = frame_of(arrays)
+        tables, of_rows = self.tables.gradients_for(at, rows)
+        frame = frame_of([*arrays, *of_rows])
         return m.Push(
             serial=0, trainer=self._trainer, generation=self.generation, lease=lease, based_on=self.version,
-            refused=refused, is_step=bool(gradients), parts=tuple(parts), nbytes=len(frame),
+            refused=refused, is_step=bool(gradients or rows), parts=tuple(parts), tables=tables, nbytes=len(frame),
         ), frame  # fmt: skip
 
     def quit(self) -> None:
@@ -417,4 +444,15 @@ def _another_model(got: str) -> SettingsError:
     return SettingsError(
         expected="the model that the chief gave to the parameter servers", got=got, where="--model",
         remedy="Start all processes with the same --model and --param.",
+    )  # fmt: skip
+
+
+def refuse_lockstep(session: Any) -> None:
+    """Raise SettingsError if the session's batches are not leased: workers of unequal speed share them."""
+    session.cursor.refuse_lockstep(
+        SettingsError(
+            expected='mode = "queue", as workers of unequal speed share batches',
+            got=f"{session.spec.stream}, in lockstep", where="--strategy parameter-server",
+            remedy='Write mode = "queue" in the table of this stream in the job file.',
+        )
     )  # fmt: skip

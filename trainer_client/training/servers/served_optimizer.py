@@ -153,6 +153,8 @@ class CollectedGradients:
         #: Buffers of the last gradients, by variable: whole ones here, row numbers and values below.
         self._dense: dict[int, Any] = {}
         self._rows: dict[int, tuple[Any, Any]] = {}
+        #: The same of served tables, by name.
+        self._of_tables: dict[str, tuple[Any, Any]] = {}
 
     def scale_loss(self, loss: Any) -> Any:
         """Return the loss unchanged: servers refuse models whose loss is scaled."""
@@ -171,6 +173,32 @@ class CollectedGradients:
         # As they came: the optimizer clips them itself.
         if self._goes_on:
             self._optimizer.apply(gradients, variables)
+
+    def apply_rows(self, rows: Sequence[Any]) -> None:
+        """Clip the gradients of served tables' rows, each table by itself, and keep them.
+
+        Each has a table, ids, each once, and values. The trainer has no copy of a table to go on with.
+        """
+        for table, ids, values in rows:
+            (clipped,) = self._optimizer._clip_gradients([values])  # noqa: SLF001 - nothing public clips
+            with tf.init_scope():
+                if table not in self._of_tables:
+                    self._of_tables[table] = _buffer(tf.int64, (None,)), _buffer(tf.float32, (None, values.shape[1]))
+            for buffer, value in zip(self._of_tables[table], (ids, clipped), strict=True):
+                buffer.assign(value)
+
+    def read_rows(self) -> dict[str, Rows]:
+        """Return the last step's gradients by served table: ids, rising, and values.
+
+        A row whose gradient is zero throughout, as that of masked samples, is left out, and a table without others.
+        """
+        found = {}
+        for table, (ids, values) in self._of_tables.items():
+            merged = merge_rows(ids.numpy(), values.numpy())
+            is_there = merged[1].any(axis=1)
+            if is_there.any():
+                found[table] = merged[0][is_there], merged[1][is_there]
+        return found
 
     def _keep(self, at: int, gradient: Any, variable: Any) -> None:
         """Put a gradient into its buffer, which is made when the variable first has one.

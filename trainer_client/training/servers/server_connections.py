@@ -138,7 +138,7 @@ class _Question:
         self.began_s = time.monotonic()
         self._socket = socket
         # These are followed by a frame even if it is empty.
-        has_frame = isinstance(message, m.ServeShare | m.Push | m.OfferEvaluation)
+        has_frame = isinstance(message, m.ServeShare | m.GiveRows | m.Push | m.OfferEvaluation)
         self._frames = [encode(message), *([frame] if has_frame else [])]
         #: When to send it next, and how long to wait after that.
         self._again_s, self._pause_s = 0.0, _UNANSWERED_S

@@ -17,23 +17,32 @@ Pure: messages and the time are passed in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from shared.wire.message_parts import DoneSet, EpochDone, Lease, VariablePart
+from shared.wire.message_parts import DoneSet, EpochDone, Lease, TableForm, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.servers.applied import AppliedBatches
 from trainer_client.training.servers.evaluation_offer import EvaluationOffer
+from trainer_client.training.servers.server_instructions import (
+    Adopt,
+    Answer,
+    Apply,
+    ApplyHeld,
+    AssignRate,
+    Cut,
+    Drop,
+    Hold,
+    KeepOffered,
+    Tell,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shared.wire.message_parts import Message
+    from trainer_client.training.servers.server_instructions import Instruction, Key
 
-__all__ = [
-    "Adopt", "Answer", "Apply", "ApplyHeld", "AssignRate", "Cut", "Drop", "Hold", "Instruction", "KeepOffered",
-    "ServerState", "Tell",
-]  # fmt: skip
+__all__ = ["ServerState"]
 
 #: How long a trainer is silent before it is forgotten: longer than any step.
 _FORGOTTEN_S = 600.0
@@ -43,87 +52,7 @@ _AGREE_EVERY_S = 2.0
 _GONE_S = 60.0
 
 #: Messages of a trainer that go by one generation.
-_OfTrainer = m.Pull | m.Push | m.SetRate | m.OfferEvaluation | m.AskEvaluation | m.PullCut
-
-#: Gradients of one trainer for one batch.
-Key = tuple[int, Lease]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An instruction: send this to the asker, with a frame.
-
-    The frame has the `values` of the share, all of the cut of this number, or with both the values of that cut.
-    """
-
-    to: bytes
-    message: Message
-    values: bool = False
-    cut: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """An instruction: hold this share, with the values that came along, in place of all there was."""
-
-    parts: tuple[VariablePart, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """An instruction: keep the gradients that came along."""
-
-    key: Key
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """An instruction: apply the gradients that came along."""
-
-    key: Key
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyHeld:
-    """An instruction: apply these gradients, which are held."""
-
-    key: Key
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """An instruction: forget these gradients."""
-
-    key: Key
-
-
-@dataclass(frozen=True, slots=True)
-class AssignRate:
-    """An instruction: use this learning rate from now on."""
-
-    rate: float
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """An instruction: copy the whole share, in place of the last copy."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeepOffered:
-    """An instruction: keep what came with the chief's offer of an evaluation, in place of the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """An instruction: send this to the other servers."""
-
-    message: m.Order
-
-
-Instruction = Answer | Adopt | Hold | Apply | ApplyHeld | Drop | AssignRate | Cut | KeepOffered | Tell
+_OfTrainer = m.Pull | m.PullRows | m.Push | m.SetRate | m.OfferEvaluation | m.AskEvaluation | m.PullCut
 
 
 class ServerState:
@@ -140,6 +69,8 @@ class ServerState:
         self.has_ended = self._is_finishing = False
         #: The parts of the model's variables that are held here.
         self.parts: tuple[VariablePart, ...] = ()
+        #: The tables of which rows are held here.
+        self.tables: tuple[TableForm, ...] = ()
         #: How many pushes were answered with each code.
         self.counts = dict.fromkeys(("applied", "held", "repeated", "stale", "moved", "over"), 0)
         self._is_first = is_first
@@ -161,8 +92,8 @@ class ServerState:
         self._offer = EvaluationOffer()
         #: Who waits for a cut that is not there yet, by its number.
         self._waits: dict[int, tuple[bytes, m.Save]] = {}
-        #: Pulls that wait for values that are not there yet, by trainer.
-        self._pulls: dict[int, tuple[bytes, m.Pull]] = {}
+        #: Pulls that wait for values that are not there yet, by trainer and table; those of variables have table -1.
+        self._pulls: dict[tuple[int, int], tuple[bytes, m.Pull | m.PullRows]] = {}
 
     # --- what trainers say ---
 
@@ -182,7 +113,7 @@ class ServerState:
                 asker,
                 m.Shown(
                     serial=message.serial, generation=self.generation, version=self.version, over=self.over,
-                    parts=self.parts,
+                    parts=self.parts, tables=self.tables,
                 ),
             )
         ]  # fmt: skip
@@ -200,7 +131,8 @@ class ServerState:
         """
         if message.generation == self.generation:  # the answer was lost
             return [self._taken(asker, message.serial, "serving")]
-        self.generation, self.version, self.parts, self.over = message.generation, message.version, message.parts, ""
+        self.generation, self.version, self.over = message.generation, message.version, ""
+        self.parts, self.tables = message.parts, message.tables
         self._is_finishing = self.has_ended = False
         self._staleness, self._most = message.staleness, message.most
         self._applied = AppliedBatches(message.done)
@@ -219,18 +151,28 @@ class ServerState:
         # replace, and would count as done.
         return [*self._lose(), self._taken(asker, message.serial, "withdrawn")]
 
-    def _pull(self, asker: bytes, message: m.Pull) -> list[Instruction]:
-        """Answer with our values, or wait until they have all that the trainer knows of.
+    def _give(self, asker: bytes, message: m.GiveRows) -> list[Instruction]:
+        """Answer that rows were kept for the share to come; while another share is served, with `moved`."""
+        # The chief withdraws all shares before: a server that serves has another chief, or is asked late.
+        code = "given" if self.generation in (0, message.generation) else "moved"
+        return [self._taken(asker, message.serial, code)]
 
-        A trainer of another generation, or a forgotten one, gets `moved`.
+    def _pull(self, asker: bytes, message: m.Pull | m.PullRows) -> list[Instruction]:
+        """Answer with our values, or with rows, or wait until they have all that the trainer knows of.
+
+        A trainer of another generation, or a forgotten one, gets `moved`, and so does one that asks for rows of a cut
+        that is not the last.
         """
-        if self._has_moved_from(message):
+        cut = message.cut if isinstance(message, m.PullRows) else 0
+        if self._has_moved_from(message) or (cut and not self._has_cut(cut)):
             return [self._taken(asker, message.serial, "moved")]
         # We are behind the first server: these values would lack gradients that the trainer knows to be applied.
-        if message.at_least > self.version:
-            self._pulls[message.trainer] = (asker, message)
+        if message.at_least > self.version and not cut:
+            self._pulls[message.trainer, getattr(message, "table", -1)] = (asker, message)
             return []
         answer = m.Values(serial=message.serial, version=self.version, done=None, nbytes=0)
+        if isinstance(message, m.PullRows):
+            return [Answer(asker, answer, asked=message)]
         return [Answer(asker, answer, values=True)]
 
     def _push(self, asker: bytes, message: m.Push) -> list[Instruction]:
@@ -333,6 +275,13 @@ class ServerState:
         assert self._cut is not None
         _, version, done = self._cut
         return Answer(asker, m.Values(serial=message.serial, version=version, done=done, nbytes=0), cut=message.cut)
+
+    def _save_rows(self, asker: bytes, message: m.SaveRows) -> list[Instruction]:
+        """Answer with a piece of a table, out of the cut; without that cut, the chief gets `moved`."""
+        if not self._is_of_now(message.generation) or not self._has_cut(message.cut):
+            return [self._taken(asker, message.serial, "moved")]
+        answer = m.TableRows(serial=message.serial, rows=0, arrays=0, nbytes=0)
+        return [Answer(asker, answer, asked=message)]
 
     # --- evaluations ---
 
@@ -484,11 +433,14 @@ class ServerState:
     _handlers: ClassVar[dict[type[Message], Callable[..., list[Instruction]]]] = {
         m.Look: _look,
         m.ServeShare: _serve,
+        m.GiveRows: _give,
         m.Withdraw: _withdraw,
         m.Pull: _pull,
+        m.PullRows: _pull,
         m.Push: _push,
         m.SetRate: _set_rate,
         m.Save: _save,
+        m.SaveRows: _save_rows,
         m.OfferEvaluation: _offer_evaluation,
         m.AskEvaluation: _ask_evaluation,
         m.PullCut: _pull_cut,

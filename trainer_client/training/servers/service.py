@@ -30,14 +30,15 @@ from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire.codec import VersionError, decode, encode, encode_refusal
 from shared.wire.refusing import TO_PARAMETER_SERVER, refused
 from shared.wire.topics import server_messages as m
-from trainer_client.training.servers.server_state import Adopt, Answer, KeepOffered, ServerState, Tell
+from trainer_client.training.servers.server_instructions import Adopt, Answer, KeepOffered, Tell
+from trainer_client.training.servers.server_state import ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shared.keys import ClientKeys, ServerKeys
     from shared.wire.message_parts import Message
-    from trainer_client.training.servers.server_state import Instruction
+    from trainer_client.training.servers.server_instructions import Instruction
     from trainer_client.training.servers.share_store import Gradients, ShareStore
 
 __all__ = ["ParameterServer"]
@@ -162,9 +163,18 @@ class ParameterServer:
             return False
         try:
             gradients = self._gradients(message, payload)
+            if isinstance(message, m.GiveRows) and self.state.generation == 0:
+                self._store.give(message, payload)
+            if isinstance(message, m.PullRows | m.SaveRows) and message.generation == self.state.generation:
+                self._store.refuse_unknown(message)
             # A share is tried out before it is decided on: one that we cannot hold must not replace the old one.
             if isinstance(message, m.ServeShare) and message.generation != self.state.generation:
-                self._store.adopt(message.parts, payload)
+                # Restarted since the rows were given: the chief finds that out, and gives everything once more.
+                if not self._store.has_rows_of(message):
+                    moved = m.Taken(serial=message.serial, code="moved", version=self.state.version, why="")
+                    self._send(asker, encode(moved))
+                    return True
+                self._store.adopt(message, payload)
         except ProtocolError as error:
             self._log.warning("gradients or a share are refused", error=str(error))
             self._send(asker, encode(refused("share", error.expected, error.got, error.remedy)))
@@ -172,7 +182,7 @@ class ParameterServer:
         instructions = self.state.handle(asker, message, now_s)
         self._carry_out(instructions, gradients, payload)
         return any(
-            not isinstance(instruction, Answer) or isinstance(instruction.message, m.Values)
+            not isinstance(instruction, Answer) or isinstance(instruction.message, m.Values | m.TableRows)
             for instruction in instructions
         )
 
@@ -193,7 +203,7 @@ class ParameterServer:
         always carried out, so gradients have to be checked before anything is decided.
         """
         if isinstance(message, m.Push) and message.generation == self.state.generation:
-            gradients = self._store.read(message.parts, payload)
+            gradients = self._store.read(message, payload)
             return gradients if message.is_step else None
         return None
 
@@ -223,18 +233,26 @@ class ParameterServer:
                     self._store.carry_out(instruction, gradients)
 
     def _answer(self, answer: Answer) -> None:
-        message = answer.message
-        if isinstance(message, m.OfferedEvaluation) and message.nbytes:
-            self._send(answer.to, encode(message), self._store.offered)
-            return
-        if not isinstance(message, m.Values):
-            self._send(answer.to, encode(message))
-            return
+        """Send an answer, with the frame that belongs to it."""
+        match answer:
+            case Answer(to, m.TableRows() as message, asked=m.SaveRows() as asked):
+                rows, arrays, frame = self._store.piece(asked)
+                self._send(to, encode(replace(message, rows=rows, arrays=arrays, nbytes=len(frame))), frame)
+            case Answer(to, m.Values() as message):
+                frame = self._frame_of(answer)
+                self._send(to, encode(replace(message, nbytes=len(frame))), frame)
+            case Answer(to, m.OfferedEvaluation() as message) if message.nbytes:
+                self._send(to, encode(message), self._store.offered)
+            case _:
+                self._send(answer.to, encode(answer.message))
+
+    def _frame_of(self, answer: Answer) -> bytes:
+        """Return the values that go with an answer: rows of a table, those of the share, or those of its cut."""
+        if isinstance(answer.asked, m.PullRows):
+            return self._store.rows(answer.asked)
         if answer.cut is None:
-            frame = self._store.values()
-        else:
-            frame = self._store.copied_values() if answer.values else self._store.copied()
-        self._send(answer.to, encode(replace(message, nbytes=len(frame))), frame)
+            return self._store.values()
+        return self._store.copied_values() if answer.values else self._store.copied()
 
     def _send(self, to: bytes, *frames: bytes) -> None:
         """Send an answer, unless the peer leaves others unread, or is gone: it asks again once it reads."""

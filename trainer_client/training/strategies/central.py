@@ -115,7 +115,7 @@ class Central(SharedCopy):
 
     def _summed(self, parts: Sequence[Contribution]) -> Contribution:
         """Return the towers' contributions as one: loss and gradients by weight, statistics by rows."""
-        losses, rows_of_each, weights, gradients, statistics = zip(*parts, strict=True)
+        losses, rows_of_each, weights, gradients, statistics, _ = zip(*parts, strict=True)
         weight, rows = tf.add_n(weights), tf.add_n(rows_of_each)
         # A tower's loss is the mean over its own rows, so a plain mean over towers would favour rows in small batches.
         shares = [tf.math.divide_no_nan(own, weight) for own in weights]

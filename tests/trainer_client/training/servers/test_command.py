@@ -11,7 +11,7 @@ from shared.errors import SettingsError
 from tests.support.fake_feed import FakeFeed, LeasedCursor
 from trainer_client import Until
 from trainer_client.training.servers.command import epochs_of, role_with_servers, serve_share, steps_of
-from trainer_client.training.servers.served_loop import _refuse_lockstep
+from trainer_client.training.servers.served_model import refuse_lockstep
 
 
 def test_targets_are_the_same_for_all_workers():
@@ -38,7 +38,7 @@ def test_a_server_beyond_loopback_needs_keys():
 
 def test_a_stream_in_lockstep_is_refused():
     with pytest.raises(SettingsError, match='expected mode = "queue"'):
-        _refuse_lockstep(FakeFeed(epochs=(1,))._session)
+        refuse_lockstep(FakeFeed(epochs=(1,))._session)
     feed = FakeFeed(epochs=(1,))
     feed.session.cursor = LeasedCursor(feed.session)
-    _refuse_lockstep(feed._session)
+    refuse_lockstep(feed._session)

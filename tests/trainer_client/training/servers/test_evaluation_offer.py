@@ -6,7 +6,7 @@ import pytest
 
 from shared.wire.topics import server_messages as m
 from tests.trainer_client.training.servers.test_server_state import Server, code, save, serve
-from trainer_client.training.servers.server_state import KeepOffered
+from trainer_client.training.servers.server_instructions import KeepOffered
 
 CHIEF, WORKER = 1, 2
 

@@ -56,8 +56,8 @@ def built(make=Tables):
 class Served:
     """Servers in threads."""
 
-    def __init__(self, many, make=make_optimizer, keys=None):
-        self.make, self.keys = make, keys
+    def __init__(self, many, make=make_optimizer, keys=None, memory=None):
+        self.make, self.keys, self.memory = make, keys, memory
         self.hosts = ExitStack()
         self.endpoints = [f"tcp://{self.hosts.enter_context(reserved_host())}" for _ in range(many)]
         self.running = {}
@@ -67,7 +67,9 @@ class Served:
     def start(self, at):
         others = self.endpoints[1:] if at == 0 else ()
         keys = (ServerKeys.read(self.keys, "trainer"), client_keys(self.keys)) if self.keys else None
-        server = ParameterServer(self.endpoints[at], ShareStore(self.make), is_first=at == 0, others=others, keys=keys)
+        server = ParameterServer(
+            self.endpoints[at], ShareStore(self.make, self.memory), is_first=at == 0, others=others, keys=keys
+        )
         thread = threading.Thread(target=self.serve, args=(server,), daemon=True)
         thread.start()
         self.running[at] = (server, thread)

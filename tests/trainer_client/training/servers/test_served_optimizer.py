@@ -1,8 +1,9 @@
-"""What callbacks change of an optimizer: its learning rate is read, anything else is refused by its name."""
+"""What callbacks change of an optimizer (its rate is read, all else refused by name), and gradients that are kept."""
 
 from __future__ import annotations
 
 import types
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,8 +13,14 @@ from shared.quick_import import quick_import
 
 with quick_import():
     import keras
+    import tensorflow as tf
 
-from trainer_client.training.servers.served_optimizer import OptimizerSettings, merge_rows, rows_between
+from trainer_client.training.servers.served_optimizer import (
+    CollectedGradients,
+    OptimizerSettings,
+    merge_rows,
+    rows_between,
+)
 
 
 class Unsaved(keras.optimizers.schedules.LearningRateSchedule):
@@ -129,3 +136,20 @@ def test_a_part_has_its_rows_counted_from_its_first():
     rows = merge_rows(np.array([1, 4, 5, 9]), np.array([[1.0], [4.0], [5.0], [9.0]]))
     numbers, values = rows_between(rows, 4, 9)
     assert (numbers.tolist(), values.tolist()) == ([0, 1], [[4.0], [5.0]])
+
+
+class OfTable(NamedTuple):
+    table: str
+    ids: object
+    values: object
+
+
+def test_rows_of_tables_are_kept_by_rising_id_and_those_without_a_gradient_are_left_out():
+    """Such as those of masked samples, which otherwise would move a lazy optimizer's state."""
+    kept = CollectedGradients(keras.optimizers.SGD(1.0, clipvalue=2.0), [], goes_on=False)
+    values = tf.constant([[3.0, -1.0], [0.0, 0.0], [0.0, 1.0]])
+    nothing = OfTable("others", tf.constant([4], tf.int64), tf.zeros((1, 2)))
+    kept.apply_rows([OfTable("words", tf.constant([7, 2**40, -3], tf.int64), values), nothing])
+    ((ids, gradients),) = kept.read_rows().values()
+    assert ids.tolist() == [-3, 7]
+    assert gradients.tolist() == [[0.0, 1.0], [2.0, -1.0]]

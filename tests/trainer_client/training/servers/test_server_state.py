@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.wire.message_parts import DoneSet, EpochDone, Lease, VariablePart
+from shared.wire.message_parts import DoneSet, EpochDone, Lease, TableForm, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.servers.applied import AppliedBatches
-from trainer_client.training.servers.server_state import (
+from trainer_client.training.servers.server_instructions import (
     Adopt,
     Answer,
     Apply,
@@ -21,12 +21,13 @@ from trainer_client.training.servers.server_state import (
     Cut,
     Drop,
     Hold,
-    ServerState,
     Tell,
 )
+from trainer_client.training.servers.server_state import ServerState
 
 NOTHING = DoneSet((EpochDone(0, 0, ()),))
 PARTS = (VariablePart(0, 0, (4, 2), "float32"),)
+TABLES = (TableForm("words", 2, None, 0, "uniform", -0.05, 0.05),)
 STALENESS = 2
 
 
@@ -75,14 +76,14 @@ class Server:
 def serve(generation=7, *, done=NOTHING, version=0, most=0, staleness=STALENESS):
     return m.ServeShare(
         serial=1, generation=generation, version=version, staleness=staleness, most=most, parts=PARTS,
-        done=done, nbytes=0,
+        tables=TABLES, given=(0,), done=done, nbytes=0,
     )  # fmt: skip
 
 
 def push(number, based_on=0, *, epoch=0, trainer=1, generation=7, nth=1, refused=None):
     return m.Push(
         serial=5, trainer=trainer, generation=generation, lease=Lease(epoch, number, nth), based_on=based_on,
-        refused=refused, is_step=True, parts=(), nbytes=0,
+        refused=refused, is_step=True, parts=(), tables=(), nbytes=0,
     )  # fmt: skip
 
 
@@ -114,10 +115,10 @@ def code(answer):
 
 def test_uninitialised_it_gives_and_takes_nothing_until_a_share_is_pushed():
     server = Server()
-    assert server.say(look()).message == m.Shown(serial=3, generation=0, version=0, over="", parts=())
+    assert server.say(look()).message == m.Shown(serial=3, generation=0, version=0, over="", parts=(), tables=())
     assert [code(server.say(said)) for said in (pull(), push(0), save(), pull(generation=0))] == ["moved"] * 4
     assert code(server.say(serve(version=9))) == "serving"
-    assert server.say(look()).message == m.Shown(serial=3, generation=7, version=9, over="", parts=PARTS)
+    assert server.say(look()).message == m.Shown(serial=3, generation=7, version=9, over="", parts=PARTS, tables=TABLES)
     assert server.say(pull()).values
 
 
