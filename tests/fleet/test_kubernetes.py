@@ -6,6 +6,8 @@ Each test takes them as they are written, and as kubectl renders them if there i
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +19,13 @@ import yaml
 from loader_server.fleet import job_joining
 from loader_server.machine import machine_probes, supervisor
 from loader_server.machine.supervisor import SupervisorSettings
+from shared.errors import LostError, RefusedError, WorldChangedError
 from shared.keys import ALLOWED, AllowedKeys, ClientKeys, ServerKeys, make_keys
 from shared.metrics.probes import LOOP_S
 from shared.settings.job import parse_job
 from tests.fleet.kubectl import find_kubectl, find_validator, render, validate
 from tests.fleet.manifests import KUBERNETES, OVERLAYS, Pod, find, option, options, pods, read_written
+from tests.support.forked import ROOT
 from trainer_client.core.settings import CoreSettings, slots_for
 
 if TYPE_CHECKING:
@@ -65,8 +69,8 @@ def number_of_workers(pod: Pod) -> int:
 
 
 def seconds(probe: dict[str, int]) -> int:
-    """After how long a probe that fails all the time has an effect."""
-    return probe["periodSeconds"] * probe["failureThreshold"]
+    """After how long at the earliest a probe that always fails has an effect: the first failure may come at once."""
+    return probe["periodSeconds"] * (probe["failureThreshold"] - 1)
 
 
 # --- pods ---
@@ -224,7 +228,14 @@ def test_worker_hosts_leave_one_by_one_and_are_spread(manifests: Callable[[str],
     assert (spread["topologyKey"], worker.is_selected(spread["labelSelector"])) == ("kubernetes.io/hostname", True)
     deployment = find(documents, "Deployment", "stoker-workers")["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
-    assert find(documents, "StatefulSet", "stoker-coordinator")["spec"]["replicas"] == 1
+
+
+def test_a_coordinator_that_never_became_ready_is_replaced_once_its_job_file_is_mended(
+    manifests: Callable[[str], Documents],
+) -> None:
+    """OrderedReady, the default, waits for the broken pod, so somebody would have to delete it."""
+    coordinator = find(manifests("base"), "StatefulSet", "stoker-coordinator")["spec"]
+    assert (coordinator["replicas"], coordinator["podManagementPolicy"]) == (1, "Parallel")
 
 
 def test_the_number_of_hosts_is_left_to_what_scales_them(manifests: Callable[[str], Documents]) -> None:
@@ -301,10 +312,13 @@ def test_trainers_that_lose_their_node_come_back_however_often(manifests: Callab
     jobs = find(manifests("jobset"), "JobSet", "stoker")["spec"]["replicatedJobs"]
     (in_set,) = (job["template"]["spec"] for job in jobs if job["name"] == "trainers")
     for job in (single, in_set):
-        first, second = job["podFailurePolicy"]["rules"]
-        assert first["action"] == "Ignore"
-        assert first["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
-        assert (second["action"], second["onExitCodes"]["values"]) == ("FailJob", [2, 4])
+        lost, waiting, wrong = job["podFailurePolicy"]["rules"]
+        assert lost["action"] == "Ignore"
+        assert lost["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+        # An index that takes an hour to build must not fail a JobSet, whose trainers start with the coordinator.
+        codes = [LostError.exit_code, WorldChangedError.exit_code]
+        assert (waiting["action"], waiting["onExitCodes"]["values"]) == ("Ignore", codes)
+        assert (wrong["action"], wrong["onExitCodes"]["values"]) == ("FailJob", [2, RefusedError.exit_code])
         assert job["template"]["spec"]["restartPolicy"] == "Never"
 
 
@@ -352,6 +366,8 @@ def test_secrets_are_for_the_pods_user_alone(everything: list[Pod]) -> None:
         assert {volume["secret"]["defaultMode"] for volume in volumes} == {0o400}
         # Files are root's: without a group of its own the user could not read them.
         assert pod.spec["securityContext"]["fsGroup"] == pod.spec["securityContext"]["runAsGroup"]
+        # Some drivers give volumes of data to the group as well: not file by file with each pod.
+        assert pod.spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
         mounts = {mount["name"]: mount for mount in pod.container["volumeMounts"]}
         assert all(mounts[volume["name"]]["readOnly"] for volume in volumes)
 
@@ -369,6 +385,35 @@ def test_each_role_gets_its_own_secret_key_and_no_other(everything: list[Pod], t
             assert files[item["key"]] == f"keys/{item['path']}"
         secret = [path for path in files.values() if path.endswith("_secret")]
         assert secret == [f"keys/{pod.component}.key_secret"]
+
+
+def test_the_token_is_made_without_a_newline_because_prometheus_sends_it_as_it_is(tmp_path: Path) -> None:
+    lines = [line.removeprefix("# ") for line in (KUBERNETES / "secrets/kustomization.yaml").read_text().splitlines()]
+    (line,) = (line for line in lines if line.startswith("openssl"))
+    assert f"$ {line}\n" in (ROOT / "docs/fleet.md").read_text()
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl")
+    (tmp_path / "deploy/kubernetes/secrets").mkdir(parents=True)
+    subprocess.run(line, shell=True, check=True, cwd=tmp_path)
+    made = (tmp_path / "deploy/kubernetes/secrets/token").read_bytes()
+    assert re.fullmatch(rb"[0-9a-f]{64}", made)
+
+
+def test_images_are_named_in_one_place_for_all_folders(tmp_path: Path) -> None:
+    kubectl = find_kubectl()
+    if kubectl is None:
+        pytest.skip("there is no kubectl; `make fleet-test` gets one")
+    shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes/images/kustomization.yaml"
+    named = yaml.safe_load(file.read_text())
+    for image in named["images"]:
+        image |= {"newName": f"registry.example.com/{image['name']}", "newTag": "7"}
+    file.write_text(yaml.safe_dump(named))
+    for folder in OVERLAYS:
+        for pod in pods(render(kubectl, tmp_path / "kubernetes" / folder)):
+            name = "trainer" if pod.component == "trainer" else "loader"
+            images = {container["image"] for container in pod.containers}
+            assert images == {f"registry.example.com/stoker-{name}:7"}
 
 
 def _named(file: str) -> tuple[str, str]:
