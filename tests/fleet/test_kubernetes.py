@@ -113,6 +113,18 @@ def test_what_is_mounted_is_a_volume_of_the_pod(everything: list[Pod]) -> None:
         assert {mount["name"] for container in pod.containers for mount in container["volumeMounts"]} == volumes
 
 
+def test_what_the_job_file_names_is_mounted(everything: list[Pod]) -> None:
+    stream = parse_job((KUBERNETES / "base/job.toml").read_text(), "job.toml").streams["train"]
+    for pod in loaders(everything):
+        mounts = {mount["mountPath"]: mount for mount in pod.container["volumeMounts"]}
+        assert {JOB.keys, JOB.state} <= mounts.keys()
+        assert not mounts[JOB.state].get("readOnly")
+        assert all(Path(path).is_relative_to("/data") for path in stream["paths"])
+        assert mounts["/data"]["readOnly"] is True
+        for container in pod.spec.get("initContainers", ()):
+            assert all(mounts[mount["mountPath"]] == mount for mount in container["volumeMounts"])
+
+
 def test_a_pod_may_take_as_long_to_end_as_its_processes_and_some_more(everything: list[Pod]) -> None:
     grace = ceil(SupervisorSettings(workers=1).drain_timeout_s) + SPARE_S
     assert {pod.spec["terminationGracePeriodSeconds"] for pod in loaders(everything)} == {grace}
@@ -216,6 +228,23 @@ def test_only_named_ports_are_open_and_all_that_others_connect_to(manifests: Cal
             assert names == pod.ports.keys() - {"probes"}  # nodes, where probes come from, are let in anyway
 
 
+def test_loaders_are_asked_by_those_who_have_to_and_metrics_by_prometheus(
+    manifests: Callable[[str], Documents],
+) -> None:
+    stoker = {"app.kubernetes.io/name": "stoker"}
+    expected = {"coordinator": stoker, "worker": {**stoker, "app.kubernetes.io/component": "trainer"}}
+    documents = manifests("base")
+    for name, labels in expected.items():
+        policy = find(documents, "NetworkPolicy", f"stoker-{name}{'s' * (name == 'worker')}")["spec"]
+        served, metrics = policy["ingress"]
+        assert served["from"] == [{"podSelector": {"matchLabels": labels}}]
+        assert metrics["from"] == [
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+        ]
+        assert all(port["port"].startswith("metrics") for port in metrics["ports"])
+        assert not any(port["port"].startswith("metrics") for port in served["ports"])
+
+
 # --- many pods ---
 
 
@@ -224,6 +253,8 @@ def test_worker_hosts_leave_one_by_one_and_are_spread(manifests: Callable[[str],
     (worker,) = (pod for pod in pods(documents) if pod.component == "worker")
     budget = find(documents, "PodDisruptionBudget", "stoker-workers")["spec"]
     assert (budget["maxUnavailable"], worker.is_selected(budget["selector"])) == (1, True)
+    # Without a coordinator no host is ready, and no node could be drained.
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     (spread,) = worker.spec["topologySpreadConstraints"]
     assert (spread["topologyKey"], worker.is_selected(spread["labelSelector"])) == ("kubernetes.io/hostname", True)
     deployment = find(documents, "Deployment", "stoker-workers")["spec"]
@@ -249,6 +280,9 @@ def test_the_number_of_hosts_is_left_to_what_scales_them(manifests: Callable[[st
     assert trigger["metadata"]["ignoreNullValues"] == "false", "nobody knows the number: not the smallest one"
     assert find(documents, "Deployment", scaled["scaleTargetRef"]["name"])
     assert scaled["minReplicaCount"] >= 1
+    # The number goes down slowly by itself; a window on top (300 s unless it is set) would only be late.
+    behavior = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert {behavior[way]["stabilizationWindowSeconds"] for way in ("scaleUp", "scaleDown")} == {0}
     patches = yaml.safe_load((KUBERNETES / "scaled/kustomization.yaml").read_text())["patches"]
     assert yaml.safe_load(patches[0]["patch"]) == [{"op": "remove", "path": "/spec/replicas"}]
 
@@ -266,6 +300,20 @@ def test_a_monitor_reads_each_port_that_has_metrics(manifests: Callable[[str], D
         assert option(pod.container, "--metrics-token") == "/metrics/token"
         names = {endpoint["authorization"]["credentials"]["name"] for endpoint in endpoints}
         assert names == {token["secretName"]}
+
+
+def test_a_monitors_labels_are_those_that_alerts_and_dashboard_expect(manifests: Callable[[str], Documents]) -> None:
+    for endpoint in find(manifests("pod-monitor"), "PodMonitor", "stoker")["spec"]["podMetricsEndpoints"]:
+        labels = {label["targetLabel"]: label for label in endpoint["relabelings"]}
+        component = ["__meta_kubernetes_pod_label_app_kubernetes_io_component"]
+        assert labels["role"]["sourceLabels"] == component
+        _, _, number = endpoint["port"].partition("-")
+        if not number:
+            assert labels["instance"]["sourceLabels"] == component
+            continue
+        assert labels["worker"]["sourceLabels"] == ["__meta_kubernetes_pod_name"]
+        assert labels["worker"]["replacement"] == f"$1-{number}"
+        assert (labels["instance"]["sourceLabels"], labels["instance"]["replacement"]) == (["worker"], "worker-$1")
 
 
 # --- one JobSet ---
@@ -289,6 +337,8 @@ def test_a_jobset_is_a_success_by_its_trainers_alone_and_fails_by_them_alone(
         assert not {"activeDeadlineSeconds", "podFailurePolicy", "ttlSecondsAfterFinished"} & job.keys()
     assert jobs["coordinator"]["parallelism"] == 1
     assert jobs["coordinator"]["podReplacementPolicy"] == "Failed", "never two coordinators at once"
+    # Names of its own for pods would need indexes; the coordinator is found by its Service.
+    assert spec["network"] == {"enableDNSHostnames": False}
     assert "dependsOn" not in str(spec)
     assert "startupPolicy" not in spec, "a lost coordinator must not hold up the others"
 
@@ -374,7 +424,9 @@ def test_secrets_are_for_the_pods_user_alone(everything: list[Pod]) -> None:
 
 def test_each_role_gets_its_own_secret_key_and_no_other(everything: list[Pod], tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
-    made = yaml.safe_load((KUBERNETES / "secrets/kustomization.yaml").read_text())["secretGenerator"]
+    kustomization = yaml.safe_load((KUBERNETES / "secrets/kustomization.yaml").read_text())
+    assert kustomization["generatorOptions"] == {"disableNameSuffixHash": True}, "pods name them as they are"
+    made = kustomization["secretGenerator"]
     given = {secret["name"]: dict(_named(file) for file in secret["files"]) for secret in made}
     (tmp_path / "token").touch()
     assert all((tmp_path / path).exists() for files in given.values() for path in files.values())
