@@ -102,8 +102,15 @@ def test_pods_are_as_the_restricted_pod_security_standard_wants_them(
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
-    labels = find(manifests("base"), "Namespace", "stoker")["metadata"]["labels"]
+    labels = find(manifests("namespace"), "Namespace", "stoker")["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_who_deletes_a_job_keeps_the_namespace_with_its_claims_and_secrets(
+    manifests: Callable[[str], Documents],
+) -> None:
+    made = {document["kind"] for folder in OVERLAYS[1:] for document in manifests(folder)}
+    assert not made & {"Namespace", "Secret"}
 
 
 def test_what_is_mounted_is_a_volume_of_the_pod(everything: list[Pod]) -> None:
