@@ -288,9 +288,8 @@ def _run_loaders(options: argparse.Namespace, nursery: OwnedNursery, held: conte
     )
     supervisor = Supervisor(settings, nursery)
     _on_stop(supervisor.stop)
-    probed = (
-        serve_probes(supervisor, metrics_listening(options)) if options.metrics_listen else contextlib.nullcontext()
-    )
+    has_probes = options.metrics_listen or options.metrics_port
+    probed = serve_probes(supervisor, metrics_listening(options)) if has_probes else contextlib.nullcontext()
     try:
         with probed:
             supervisor.start(jobs, options.listen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loader_server.arguments import metrics_listening
 from loader_server.fleet.job_joining import JoinSettings, fetch, join
 from loader_server.job_folder import JobFolder
 from loader_server.machine.job_socket import ask_machine
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_job", "announce", "announce_joined", "end_job", "fetch_jobs", "jobs_of"]
 
+_LAST_PORT = 65535
+
 
 def jobs_of(options: argparse.Namespace, held: ExitStack) -> list[JobFolder]:
     """Return the jobs that the arguments name, after fetching what is missing of those to join.
@@ -30,6 +33,7 @@ def jobs_of(options: argparse.Namespace, held: ExitStack) -> list[JobFolder]:
     """
     _refuse_port(options.advertise)
     if any("://" in word for word in options.job):
+        _refuse_metrics_port(options)
         hosts = [held.enter_context(join(settings)) for settings in _joining(options)]
         return [JobFolder(host.job_file) for host in hosts]
     _refuse_options_of_joining(options)
@@ -51,6 +55,28 @@ def _refuse_port(advertise: str) -> None:
             got=repr(advertise),
             where="--advertise",
             remedy="Each process of a machine has a port of its own: publish these under the same numbers.",
+        )
+
+
+def _refuse_metrics_port(options: argparse.Namespace) -> None:
+    """Raise SettingsError if not all ports from --metrics-port on exist, or if --metrics-listen names another one.
+
+    What `metrics_listening` raises passes through.
+    """
+    port, last = options.metrics_port, options.metrics_port + max(1, options.workers)
+    if port and not 0 < port < last <= _LAST_PORT:
+        raise SettingsError(
+            expected=f"a port with room for a port of each worker after it, up to {_LAST_PORT}",
+            got=f"{port}, for {max(1, options.workers)} workers",
+            where="--metrics-port",
+            remedy="Write 9100, say, or leave it out for any free ports.",
+        )
+    if port and metrics_listening(options).port != port:
+        raise SettingsError(
+            expected="one port for this host's probes",
+            got=f"{port}, and {options.metrics_listen} by --metrics-listen",
+            where="--metrics-port",
+            remedy="Name the host alone by --metrics-listen.",
         )
 
 

@@ -1,10 +1,10 @@
 """A Docker Engine of our own for the length of a block, with an image of ours and a network that this host is part of.
 
-`dockerd` runs in a PID namespace and a mount namespace of its own, with a `/run` of its own that has all of its files,
-half a gigabyte in memory. So whatever becomes of it, or of us, no process, mount, socket or image is left; only the
-bridge and the control group lie outside, and `close` removes them. There is no registry: the base image comes from
-Debian by `debootstrap`, and is kept in the folder that STOKER_FLEET_CACHE names (`~/.cache/stoker-fleet`). Builds have
-no network: their wheels are downloaded before.
+`dockerd` runs in a PID namespace and a mount namespace of its own, with a `/run` of its own that has all of its files
+in memory: half a gigabyte for the loader's image, several for the trainer's. So whatever becomes of it, or of us, no
+process, mount, socket or image is left; only the bridge and the control group lie outside, and `close` removes them.
+There is no registry: the base image comes from Debian by `debootstrap`, and is kept in the folder that
+STOKER_FLEET_CACHE names (`~/.cache/stoker-fleet`). Builds have no network: their wheels are downloaded before.
 """
 
 from __future__ import annotations

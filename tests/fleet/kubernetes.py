@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +68,10 @@ def measure(job: Path, work: Path) -> dict[str, Any]:
     claims = _make_claims(job, work / "claims")
     with DockerEngine(work / "docker") as engine:
         engine.build("deploy/loader.Dockerfile", "stoker-loader", "loader")
-        engine.build("deploy/trainer.Dockerfile", "stoker-trainer", "trainer-cpu")
-        reference = _serve_alone(engine, work / "own", claims["stoker-data"])
+        with ThreadPoolExecutor(1) as builder:  # building TensorFlow's image is most of the time
+            built = builder.submit(engine.build, "deploy/trainer.Dockerfile", "stoker-trainer", "trainer-cpu")
+            reference = _serve_alone(engine, work / "own", claims["stoker-data"])
+            built.result()
         cluster = _Cluster(engine, documents, claims, work / "volumes", job)
         cluster.start()
         digest, batches = cluster.verify_in_a_pod()

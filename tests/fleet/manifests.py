@@ -21,7 +21,7 @@ __all__ = ["KUBERNETES", "OVERLAYS", "Pod", "find", "option", "options", "pods",
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 #: What `kubectl apply -k` is given: these folders below it.
-OVERLAYS = (".", "base", "scaled", "jobset", "trainer")
+OVERLAYS = ("namespace", ".", "base", "scaled", "jobset", "trainer")
 
 Document = dict[str, Any]
 

@@ -6,6 +6,8 @@ Each test takes them as they are written, and as kubectl renders them if there i
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +19,13 @@ import yaml
 from loader_server.fleet import job_joining
 from loader_server.machine import machine_probes, supervisor
 from loader_server.machine.supervisor import SupervisorSettings
+from shared.errors import LostError, RefusedError, WorldChangedError
 from shared.keys import ALLOWED, AllowedKeys, ClientKeys, ServerKeys, make_keys
 from shared.metrics.probes import LOOP_S
 from shared.settings.job import parse_job
 from tests.fleet.kubectl import find_kubectl, find_validator, render, validate
 from tests.fleet.manifests import KUBERNETES, OVERLAYS, Pod, find, option, options, pods, read_written
+from tests.support.forked import ROOT
 from trainer_client.core.settings import CoreSettings, slots_for
 
 if TYPE_CHECKING:
@@ -65,8 +69,8 @@ def number_of_workers(pod: Pod) -> int:
 
 
 def seconds(probe: dict[str, int]) -> int:
-    """After how long a probe that fails all the time has an effect."""
-    return probe["periodSeconds"] * probe["failureThreshold"]
+    """After how long at the earliest a probe that always fails has an effect: the first failure may come at once."""
+    return probe["periodSeconds"] * (probe["failureThreshold"] - 1)
 
 
 # --- pods ---
@@ -98,8 +102,15 @@ def test_pods_are_as_the_restricted_pod_security_standard_wants_them(
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
-    labels = find(manifests("base"), "Namespace", "stoker")["metadata"]["labels"]
+    labels = find(manifests("namespace"), "Namespace", "stoker")["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_who_deletes_a_job_keeps_the_namespace_with_its_claims_and_secrets(
+    manifests: Callable[[str], Documents],
+) -> None:
+    made = {document["kind"] for folder in OVERLAYS[1:] for document in manifests(folder)}
+    assert not made & {"Namespace", "Secret"}
 
 
 def test_what_is_mounted_is_a_volume_of_the_pod(everything: list[Pod]) -> None:
@@ -107,6 +118,18 @@ def test_what_is_mounted_is_a_volume_of_the_pod(everything: list[Pod]) -> None:
         claims = {"state"} if pod.made_by == "StatefulSet" else set()
         volumes = {volume["name"] for volume in pod.spec["volumes"]} | claims
         assert {mount["name"] for container in pod.containers for mount in container["volumeMounts"]} == volumes
+
+
+def test_what_the_job_file_names_is_mounted(everything: list[Pod]) -> None:
+    stream = parse_job((KUBERNETES / "base/job.toml").read_text(), "job.toml").streams["train"]
+    for pod in loaders(everything):
+        mounts = {mount["mountPath"]: mount for mount in pod.container["volumeMounts"]}
+        assert {JOB.keys, JOB.state} <= mounts.keys()
+        assert not mounts[JOB.state].get("readOnly")
+        assert all(Path(path).is_relative_to("/data") for path in stream["paths"])
+        assert mounts["/data"]["readOnly"] is True
+        for container in pod.spec.get("initContainers", ()):
+            assert all(mounts[mount["mountPath"]] == mount for mount in container["volumeMounts"])
 
 
 def test_a_pod_may_take_as_long_to_end_as_its_processes_and_some_more(everything: list[Pod]) -> None:
@@ -212,6 +235,23 @@ def test_only_named_ports_are_open_and_all_that_others_connect_to(manifests: Cal
             assert names == pod.ports.keys() - {"probes"}  # nodes, where probes come from, are let in anyway
 
 
+def test_loaders_are_asked_by_those_who_have_to_and_metrics_by_prometheus(
+    manifests: Callable[[str], Documents],
+) -> None:
+    stoker = {"app.kubernetes.io/name": "stoker"}
+    expected = {"coordinator": stoker, "worker": {**stoker, "app.kubernetes.io/component": "trainer"}}
+    documents = manifests("base")
+    for name, labels in expected.items():
+        policy = find(documents, "NetworkPolicy", f"stoker-{name}{'s' * (name == 'worker')}")["spec"]
+        served, metrics = policy["ingress"]
+        assert served["from"] == [{"podSelector": {"matchLabels": labels}}]
+        assert metrics["from"] == [
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+        ]
+        assert all(port["port"].startswith("metrics") for port in metrics["ports"])
+        assert not any(port["port"].startswith("metrics") for port in served["ports"])
+
+
 # --- many pods ---
 
 
@@ -220,11 +260,20 @@ def test_worker_hosts_leave_one_by_one_and_are_spread(manifests: Callable[[str],
     (worker,) = (pod for pod in pods(documents) if pod.component == "worker")
     budget = find(documents, "PodDisruptionBudget", "stoker-workers")["spec"]
     assert (budget["maxUnavailable"], worker.is_selected(budget["selector"])) == (1, True)
+    # Without a coordinator no host is ready, and no node could be drained.
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     (spread,) = worker.spec["topologySpreadConstraints"]
     assert (spread["topologyKey"], worker.is_selected(spread["labelSelector"])) == ("kubernetes.io/hostname", True)
     deployment = find(documents, "Deployment", "stoker-workers")["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
-    assert find(documents, "StatefulSet", "stoker-coordinator")["spec"]["replicas"] == 1
+
+
+def test_a_coordinator_that_never_became_ready_is_replaced_once_its_job_file_is_mended(
+    manifests: Callable[[str], Documents],
+) -> None:
+    """OrderedReady, the default, waits for the broken pod, so somebody would have to delete it."""
+    coordinator = find(manifests("base"), "StatefulSet", "stoker-coordinator")["spec"]
+    assert (coordinator["replicas"], coordinator["podManagementPolicy"]) == (1, "Parallel")
 
 
 def test_the_number_of_hosts_is_left_to_what_scales_them(manifests: Callable[[str], Documents]) -> None:
@@ -238,6 +287,9 @@ def test_the_number_of_hosts_is_left_to_what_scales_them(manifests: Callable[[st
     assert trigger["metadata"]["ignoreNullValues"] == "false", "nobody knows the number: not the smallest one"
     assert find(documents, "Deployment", scaled["scaleTargetRef"]["name"])
     assert scaled["minReplicaCount"] >= 1
+    # The number goes down slowly by itself; a window on top (300 s unless it is set) would only be late.
+    behavior = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert {behavior[way]["stabilizationWindowSeconds"] for way in ("scaleUp", "scaleDown")} == {0}
     patches = yaml.safe_load((KUBERNETES / "scaled/kustomization.yaml").read_text())["patches"]
     assert yaml.safe_load(patches[0]["patch"]) == [{"op": "remove", "path": "/spec/replicas"}]
 
@@ -255,6 +307,20 @@ def test_a_monitor_reads_each_port_that_has_metrics(manifests: Callable[[str], D
         assert option(pod.container, "--metrics-token") == "/metrics/token"
         names = {endpoint["authorization"]["credentials"]["name"] for endpoint in endpoints}
         assert names == {token["secretName"]}
+
+
+def test_a_monitors_labels_are_those_that_alerts_and_dashboard_expect(manifests: Callable[[str], Documents]) -> None:
+    for endpoint in find(manifests("pod-monitor"), "PodMonitor", "stoker")["spec"]["podMetricsEndpoints"]:
+        labels = {label["targetLabel"]: label for label in endpoint["relabelings"]}
+        component = ["__meta_kubernetes_pod_label_app_kubernetes_io_component"]
+        assert labels["role"]["sourceLabels"] == component
+        _, _, number = endpoint["port"].partition("-")
+        if not number:
+            assert labels["instance"]["sourceLabels"] == component
+            continue
+        assert labels["worker"]["sourceLabels"] == ["__meta_kubernetes_pod_name"]
+        assert labels["worker"]["replacement"] == f"$1-{number}"
+        assert (labels["instance"]["sourceLabels"], labels["instance"]["replacement"]) == (["worker"], "worker-$1")
 
 
 # --- one JobSet ---
@@ -278,6 +344,8 @@ def test_a_jobset_is_a_success_by_its_trainers_alone_and_fails_by_them_alone(
         assert not {"activeDeadlineSeconds", "podFailurePolicy", "ttlSecondsAfterFinished"} & job.keys()
     assert jobs["coordinator"]["parallelism"] == 1
     assert jobs["coordinator"]["podReplacementPolicy"] == "Failed", "never two coordinators at once"
+    # Names of its own for pods would need indexes; the coordinator is found by its Service.
+    assert spec["network"] == {"enableDNSHostnames": False}
     assert "dependsOn" not in str(spec)
     assert "startupPolicy" not in spec, "a lost coordinator must not hold up the others"
 
@@ -301,10 +369,13 @@ def test_trainers_that_lose_their_node_come_back_however_often(manifests: Callab
     jobs = find(manifests("jobset"), "JobSet", "stoker")["spec"]["replicatedJobs"]
     (in_set,) = (job["template"]["spec"] for job in jobs if job["name"] == "trainers")
     for job in (single, in_set):
-        first, second = job["podFailurePolicy"]["rules"]
-        assert first["action"] == "Ignore"
-        assert first["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
-        assert (second["action"], second["onExitCodes"]["values"]) == ("FailJob", [2, 4])
+        lost, waiting, wrong = job["podFailurePolicy"]["rules"]
+        assert lost["action"] == "Ignore"
+        assert lost["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+        # An index that takes an hour to build must not fail a JobSet, whose trainers start with the coordinator.
+        codes = [LostError.exit_code, WorldChangedError.exit_code]
+        assert (waiting["action"], waiting["onExitCodes"]["values"]) == ("Ignore", codes)
+        assert (wrong["action"], wrong["onExitCodes"]["values"]) == ("FailJob", [2, RefusedError.exit_code])
         assert job["template"]["spec"]["restartPolicy"] == "Never"
 
 
@@ -352,13 +423,17 @@ def test_secrets_are_for_the_pods_user_alone(everything: list[Pod]) -> None:
         assert {volume["secret"]["defaultMode"] for volume in volumes} == {0o400}
         # Files are root's: without a group of its own the user could not read them.
         assert pod.spec["securityContext"]["fsGroup"] == pod.spec["securityContext"]["runAsGroup"]
+        # Some drivers give volumes of data to the group as well: not file by file with each pod.
+        assert pod.spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
         mounts = {mount["name"]: mount for mount in pod.container["volumeMounts"]}
         assert all(mounts[volume["name"]]["readOnly"] for volume in volumes)
 
 
 def test_each_role_gets_its_own_secret_key_and_no_other(everything: list[Pod], tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
-    made = yaml.safe_load((KUBERNETES / "secrets/kustomization.yaml").read_text())["secretGenerator"]
+    kustomization = yaml.safe_load((KUBERNETES / "secrets/kustomization.yaml").read_text())
+    assert kustomization["generatorOptions"] == {"disableNameSuffixHash": True}, "pods name them as they are"
+    made = kustomization["secretGenerator"]
     given = {secret["name"]: dict(_named(file) for file in secret["files"]) for secret in made}
     (tmp_path / "token").touch()
     assert all((tmp_path / path).exists() for files in given.values() for path in files.values())
@@ -369,6 +444,35 @@ def test_each_role_gets_its_own_secret_key_and_no_other(everything: list[Pod], t
             assert files[item["key"]] == f"keys/{item['path']}"
         secret = [path for path in files.values() if path.endswith("_secret")]
         assert secret == [f"keys/{pod.component}.key_secret"]
+
+
+def test_the_token_is_made_without_a_newline_because_prometheus_sends_it_as_it_is(tmp_path: Path) -> None:
+    lines = [line.removeprefix("# ") for line in (KUBERNETES / "secrets/kustomization.yaml").read_text().splitlines()]
+    (line,) = (line for line in lines if line.startswith("openssl"))
+    assert f"$ {line}\n" in (ROOT / "docs/fleet.md").read_text()
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl")
+    (tmp_path / "deploy/kubernetes/secrets").mkdir(parents=True)
+    subprocess.run(line, shell=True, check=True, cwd=tmp_path)
+    made = (tmp_path / "deploy/kubernetes/secrets/token").read_bytes()
+    assert re.fullmatch(rb"[0-9a-f]{64}", made)
+
+
+def test_images_are_named_in_one_place_for_all_folders(tmp_path: Path) -> None:
+    kubectl = find_kubectl()
+    if kubectl is None:
+        pytest.skip("there is no kubectl; `make fleet-test` gets one")
+    shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes/images/kustomization.yaml"
+    named = yaml.safe_load(file.read_text())
+    for image in named["images"]:
+        image |= {"newName": f"registry.example.com/{image['name']}", "newTag": "7"}
+    file.write_text(yaml.safe_dump(named))
+    for folder in OVERLAYS:
+        for pod in pods(render(kubectl, tmp_path / "kubernetes" / folder)):
+            name = "trainer" if pod.component == "trainer" else "loader"
+            images = {container["image"] for container in pod.containers}
+            assert images == {f"registry.example.com/stoker-{name}:7"}
 
 
 def _named(file: str) -> tuple[str, str]:

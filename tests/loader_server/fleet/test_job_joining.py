@@ -347,12 +347,12 @@ def test_with_keys_code_comes_for_who_accepts_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with served(job, keys) as coordinator:
         plain = dataclasses.replace(settings, endpoint=coordinator.endpoint)
-        accepting = dataclasses.replace(plain, accepts_code=True)
+        accepting = dataclasses.replace(plain, accepts_code=True, metrics_port=9100)
         with join(plain) as without, join(accepting) as host:
             assert JobFolder(without.job_file).joined.code == ""  # type: ignore[union-attr]
             folder = JobFolder(host.job_file).joined
             assert folder is not None
-            assert folder.again[-3:-2] == ["--accept-code"]
+            assert folder.again[-5:-2] == ["--metrics-port", "9100", "--accept-code"]
             code = Path(folder.code)
             assert sorted(f"code/{path.relative_to(code)}" for path in code.rglob("*.py")) == OWN
             others = [path for path in (tmp_path / "state").rglob("*.py") if not path.is_relative_to(code)]
