@@ -7,7 +7,8 @@ import pytest
 from tests.mutants.equivalent import Equivalent, read_equivalents, require_fresh
 from tests.mutants.modules import KINDS, modules_of
 from tests.mutants.operators import mutants_of
-from tests.mutants.sampling import draw
+from tests.mutants.sampling import draw, mutants_in
+from tests.support.forked import ROOT
 
 SOURCE = "\n".join(f"x{number} = f({number}) < a" for number in range(100))
 
@@ -63,8 +64,10 @@ def test_an_entry_that_names_no_mistake_any_more_is_an_error():
         require_fresh([fresh, stale], mutants)
 
 
-def test_every_entry_of_the_list_says_why():
-    assert all(len(one.reason) > 20 for one in read_equivalents().values())
+def test_every_entry_of_the_list_says_why_and_is_of_a_line_that_is_there():
+    equivalents = read_equivalents().values()
+    assert all(len(one.reason) > 20 for one in equivalents)
+    require_fresh(equivalents, mutants_in(ROOT, sorted({one.module for one in equivalents})))
 
 
 def test_modules_are_pure_or_shells_and_no_commands():
