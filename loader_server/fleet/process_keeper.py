@@ -1,11 +1,12 @@
 """The process that keeps a coordinator or a worker of a fleet running on its node, for an actor of Ray.
 
-    python -m loader_server.fleet.process_keeper FOLDER ORDERS
+    python -m loader_server.fleet.process_keeper ORDERS
 
-The orders are JSON: `commands`, `listen` and `ends_job` of `ray_settings.Orders`. A line on standard input says that
-the files in the folder are there; reports of the child and of its end go out on standard output in lines of JSON.
+The orders are JSON: `commands`, `listen` and `ends_job` of `ray_settings.Orders`. Reports go out on standard output in
+lines of JSON: first the folder of this process, then those of the child, and of its end. A line on standard input says
+that the owner has put its files into the folder.
 
-Rules: at the end of its input, however its owner ended, it ends its child in good order, removes the folder, and ends.
+Rules: at the end of its input, however its owner ended, it ends its child in good order, removes its folder, and ends.
 A child that ends otherwise is started again after a pause, which grows while it keeps failing. It must not know of Ray.
 
 Ray kills the children of an actor that it ends, and `--parent` signals only a child: a child of the actor would leave
@@ -19,10 +20,10 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ _DRAIN_S = 12.0
 def main() -> None:
     """Leave the parent, and keep a child as the orders say, until the input ends; then end this process.
 
-    Raise OSError if the system starts no process.
+    Raise OSError if the system refuses a folder or a process.
     """
     if os.fork():
         os._exit(0)
@@ -57,12 +58,16 @@ def main() -> None:
     # Only for the reports: whatever else writes to standard output, such as a child, goes to the log.
     reports = os.dup(1)
     os.dup2(2, 1)
-    folder = Path(sys.argv[1])
-    try:
+    # Made only here, where Ray no longer kills this process with the actor: nobody else would remove it.
+    with tempfile.TemporaryDirectory(prefix="stoker-ray-", ignore_cleanup_errors=True) as folder:
+        _report(reports, {"folder": folder})
         if os.read(0, 1):
-            _keep(folder, json.loads(sys.argv[2]), reports)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            _keep(Path(folder), json.loads(sys.argv[1]), reports)
+
+
+def _report(reports: int, facts: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # an owner that has ended is noticed by the input
+        os.write(reports, (json.dumps(facts) + "\n").encode())
 
 
 def _keep(folder: Path, orders: Mapping[str, Any], reports: int) -> None:
@@ -71,15 +76,15 @@ def _keep(folder: Path, orders: Mapping[str, Any], reports: int) -> None:
     while True:
         started_s = time.monotonic()
         listen = served.read_text() if served.exists() else orders["listen"]
-        code = _run_child(commands[0], reports, listen)
+        known = {"folder": str(folder), "parent": str(os.getpid()), "facts": str(reports), "listen": listen}
+        code = _run_child(commands[0], known, reports)
         if code is None:
             return
         if code == 0 and len(commands) > 1:
             del commands[0]
             continue
         is_over = code == 0 and orders["ends_job"]
-        with contextlib.suppress(OSError):  # an owner that has ended is noticed by the input
-            os.write(reports, (json.dumps({"ended": code, "is_over": is_over}) + "\n").encode())
+        _report(reports, {"ended": code, "is_over": is_over})
         if time.monotonic() - started_s > _HEALTHY_S:
             pause_s = _FIRST_PAUSE_S
         else:
@@ -89,13 +94,13 @@ def _keep(folder: Path, orders: Mapping[str, Any], reports: int) -> None:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _run_child(command: list[str], reports: int, listen: str) -> int | None:
+def _run_child(command: list[str], known: Mapping[str, str], reports: int) -> int | None:
     """Run a command line, with what only this process knows in place of the names in braces.
 
     Return its exit code, or None if the owner has ended before: then the child is ended in good order, or killed after
     12 s.
     """
-    for name, value in (("parent", str(os.getpid())), ("facts", str(reports)), ("listen", listen)):
+    for name, value in known.items():
         command = [word.replace(f"{{{name}}}", value) for word in command]
     child = subprocess.Popen(
         [sys.executable, "-m", "loader_server", *command],

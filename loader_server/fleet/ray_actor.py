@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -40,22 +39,20 @@ class NodeActor:
 
         #: What the process has reported, the latest value of each fact, and the node's address for others.
         self._facts: dict[str, Any] = {"address": ray.util.get_node_ip_address()}
-        self._folder = Path(tempfile.mkdtemp(prefix="stoker-ray-"))
         self._files: dict[str, str] = {}
         self._has_to_end = False
         ordered = json.loads(orders)
         files = ordered.pop("files")
         for command in ordered["commands"]:
-            for name, value in (("folder", str(self._folder)), ("address", self._facts["address"])):
-                command[:] = [word.replace(f"{{{name}}}", value) for word in command]
+            command[:] = [word.replace("{address}", self._facts["address"]) for word in command]
         self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "loader_server.fleet.process_keeper", str(self._folder), json.dumps(ordered)],
+            [sys.executable, "-m", "loader_server.fleet.process_keeper", json.dumps(ordered)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        # It forks at once, and goes on as a process that is no child of this one. Keys are written only then, when it
-        # removes them whatever happens to this process.
-        self._keeper.wait()
+        self._keeper.wait()  # it forks at once, and goes on as a process that is no child of this one
+        assert self._keeper.stdout is not None
+        self._folder = Path(json.loads(self._keeper.stdout.readline())["folder"])
         self.look(files)
         assert self._keeper.stdin is not None
         with contextlib.suppress(OSError):  # it has ended, which the thread notices

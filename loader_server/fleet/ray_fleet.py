@@ -28,7 +28,7 @@ NAMESPACE = "stoker"
 _END_S, _FORGET_S = 16.0, 10.0
 #: After so many failed calls in a row an actor that Ray calls dead does not come back.
 _MOST_FAILURES = 5
-#: A coordinator that serves only after this time is said to be awaited, since its node may never come.
+#: After so long without a coordinator the log says why, since its node may never come.
 _SOON_S = 15.0
 
 
@@ -44,7 +44,7 @@ class RayFleet:
     ) -> None:
         self._ray, self._settings, self._range, self._placing = ray, settings, workers, placing
         self._log = Log("ray", job=job)
-        #: When to say that the coordinator is awaited; infinite once that is said.
+        #: When to log that the coordinator is awaited; infinite afterwards.
         self._awaited_s = time.monotonic() + _SOON_S
         self._name = f"stoker-{job}"
         #: Where trainers connect; empty until the coordinator serves.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -20,7 +21,6 @@ from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 #: Stands for the program `loader-server`: it notes how it was started, and then does as its first argument says.
 PROGRAM = """
@@ -71,6 +71,12 @@ class Kept:
         log = self.folder / "starts"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
+    @property
+    def own(self) -> Path:
+        """Return the keeper's folder, once that is there."""
+        wait_until(lambda: self.hear() == [] and self._text, "the keeper has named its folder")
+        return Path(json.loads(self._text.splitlines()[0])["folder"])
+
     def begin(self) -> None:
         assert self.owner.stdin is not None
         self.owner.stdin.write(b"\n")
@@ -82,7 +88,8 @@ class Kept:
             while content := os.read(self.owner.stdout.fileno(), 2**16):
                 self._text += content
             self.is_ended = True
-        self.reports = [json.loads(line) for line in self._text.splitlines()]
+        # The first one names the folder.
+        self.reports = [json.loads(line) for line in self._text.splitlines()][1:]
         return self.reports
 
     def close(self) -> None:
@@ -92,7 +99,7 @@ class Kept:
     def wait_until_gone(self) -> None:
         wait_until(lambda: self.hear() is not None and self.is_ended, "the keeper has ended")
         wait_until(lambda: not any(psutil.pid_exists(start["pid"]) for start in self.starts), "its child has ended")
-        assert not (self.folder / "own").exists()
+        assert list((self.folder / "tmp").iterdir()) == []
 
 
 @contextmanager
@@ -100,15 +107,14 @@ def keeper(folder: Path, *commands: list[str], listen: str = "", ends_job: bool 
     """A keeper whose child is not the program but the script above, started with the arguments of the orders."""
     package = folder / "packages" / "loader_server"
     package.mkdir(parents=True)
-    own = folder / "own"
-    own.mkdir()
+    (folder / "tmp").mkdir()
     orders = json.dumps({"commands": commands, "listen": listen, "ends_job": ends_job})
     (package / "__init__.py").write_text(f"__path__.append({str(ROOT / 'loader_server')!r})\n")
     (package / "__main__.py").write_text(PROGRAM)
     owner = subprocess.Popen(
-        [sys.executable, "-m", "loader_server.fleet.process_keeper", str(own), orders],
+        [sys.executable, "-m", "loader_server.fleet.process_keeper", orders],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{package.parent}:{ROOT}"},
+        env={**os.environ, "PYTHONPATH": f"{package.parent}:{ROOT}", "TMPDIR": str(folder / "tmp")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -128,13 +134,14 @@ def command(folder: Path, action: str, *words: str) -> list[str]:
 
 
 def test_a_child_gets_what_only_its_keeper_knows_and_reports_to_the_owner(tmp_path: Path) -> None:
-    words = ("{parent}", "{listen}", "{facts} {other}")
+    words = ("{folder}/state", "{parent}", "{listen}", "{facts} {other}")
     with keeper(tmp_path, command(tmp_path, "serve", *words), listen="tcp://0.0.0.0:*") as kept:
+        own = kept.own
         kept.begin()
         wait_until(lambda: kept.hear() == [{"endpoint": "tcp://0.0.0.0:4711"}], "it has reported")
         (start,) = kept.starts
         _, facts, *rest = start["words"]
-        assert rest == [str(start["parent"]), "tcp://0.0.0.0:*", f"{facts} {{other}}"]
+        assert rest == [f"{own}/state", str(start["parent"]), "tcp://0.0.0.0:*", f"{facts} {{other}}"]
         kept.close()
         kept.wait_until_gone()
     assert (tmp_path / "left").read_text() == "in good order"
@@ -143,7 +150,7 @@ def test_a_child_gets_what_only_its_keeper_knows_and_reports_to_the_owner(tmp_pa
 
 def test_nothing_is_started_and_the_folder_goes_if_the_owner_ends_before_it_is_ready(tmp_path: Path) -> None:
     with keeper(tmp_path, command(tmp_path, "serve")) as kept:
-        (tmp_path / "own" / "half.key").write_text("k")
+        (kept.own / "half.key").write_text("k")
         kept.close()
         kept.wait_until_gone()
     assert kept.starts == []
@@ -187,16 +194,17 @@ def test_an_end_in_good_order_ends_the_job_only_if_it_should(tmp_path: Path, end
 @pytest.mark.slow
 def test_a_child_that_served_is_started_again_where_it_served(tmp_path: Path) -> None:
     with keeper(tmp_path, command(tmp_path, "crash", "{listen}"), listen="tcp://0.0.0.0:*") as kept:
+        own = kept.own
         kept.begin()
         wait_until(kept.hear, "it serves")
-        (tmp_path / "own" / LISTEN_FILE).write_text("tcp://0.0.0.0:4711")
+        (own / LISTEN_FILE).write_text("tcp://0.0.0.0:4711")
         wait_until(lambda: len(kept.starts) >= 2, "it is started again")
         assert [start["words"][-1] for start in kept.starts[:2]] == ["tcp://0.0.0.0:*", "tcp://0.0.0.0:4711"]
 
 
 def test_a_child_that_fails_at_its_start_is_not_bound_to_where_another_served(tmp_path: Path) -> None:
     with keeper(tmp_path, command(tmp_path, "fail", "{listen}"), listen="tcp://0.0.0.0:*") as kept:
-        (tmp_path / "own" / LISTEN_FILE).write_text("tcp://0.0.0.0:4711")
+        (kept.own / LISTEN_FILE).write_text("tcp://0.0.0.0:4711")
         kept.begin()
         wait_until(lambda: len(kept.starts) >= 2, "it is started again")
         assert [start["words"][-1] for start in kept.starts[:2]] == ["tcp://0.0.0.0:4711", "tcp://0.0.0.0:*"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +158,7 @@ def test_an_actor_reports_what_its_process_does_and_ends_it(tmp_path: Path, monk
     fake = SimpleNamespace(util=SimpleNamespace(get_node_ip_address=lambda: "10.0.0.7"))
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     status = ("status", "tcp://127.0.0.1:1", "--timeout-seconds", "0.1")  # where nobody answers
     files = {"keys/allowed/a.key": "k", "endpoint": "first\n"}
     actor = NodeActor(Orders(commands=(status,), files=files).line())
@@ -214,5 +213,8 @@ def test_an_actor_whose_process_is_killed_removes_what_that_leaves_and_ends(
 
 
 def _keeps_below(process: psutil.Process, folder: Path) -> bool:
-    words = process.info["cmdline"] or []
-    return "loader_server.fleet.process_keeper" in words and any(str(folder) in word for word in words)
+    try:
+        words = process.info["cmdline"] or []
+        return "loader_server.fleet.process_keeper" in words and process.environ().get("TMPDIR") == str(folder)
+    except psutil.Error:
+        return False
