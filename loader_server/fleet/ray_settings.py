@@ -126,8 +126,9 @@ def actor_resources(num_cpus: float, resources: str, label_selector: str) -> dic
 
 def _is_amount(value: object) -> bool:
     """Return whether Ray takes a number as an amount: it refuses a fifth decimal, but only as an actor is made."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return is_number and round(value, 4) == value
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return False
+    return round(value, 4) == value
 
 
 def refuse_open_ray(*, has_token: bool, insecure: bool, folder: str) -> None:
