@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from loader_server.fleet import ray as program
+from loader_server.fleet.process_keeper import LISTEN_FILE
 from loader_server.fleet.ray import main
 from loader_server.fleet.ray_actor import NodeActor, asks_for_token
 from loader_server.fleet.ray_settings import Orders
@@ -21,7 +22,7 @@ from tests.support.forked import ROOT
 from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 JOB = """
@@ -218,3 +219,18 @@ def _keeps_below(process: psutil.Process, folder: Path) -> bool:
         return "loader_server.fleet.process_keeper" in words and process.environ().get("TMPDIR") == str(folder)
     except psutil.Error:
         return False
+
+
+def test_where_a_process_serves_is_noted_for_its_successor(tmp_path: Path) -> None:
+    noted: list[str] = []
+
+    def reports() -> Iterator[bytes]:
+        yield b'{"endpoint": "tcp://0.0.0.0:4711"}\n'
+        noted.append((folder / LISTEN_FILE).read_text())
+
+    folder = tmp_path / "own"
+    folder.mkdir()
+    actor = NodeActor.__new__(NodeActor)
+    vars(actor).update(_keeper=SimpleNamespace(stdout=reports()), _folder=folder, _facts={}, _has_to_end=True)
+    actor._hear()
+    assert noted == ["tcp://0.0.0.0:4711"]
