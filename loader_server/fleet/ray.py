@@ -95,11 +95,12 @@ def _run(options: argparse.Namespace) -> int:
     ray = library("ray", extra="ray", use="which runs the loaders' actors")
     ray.init(options.address, namespace=NAMESPACE, runtime_env=environment or None)
     try:
-        # After `init`, which sets handlers of its own.
+        settings = _settings(ray, options, job)
+        # After `init`, which sets handlers of its own, and after a wait that Ctrl-C may cut, as nothing is started yet.
         is_stopping = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: is_stopping.set())
-        _serve(RayFleet(ray, job.name, _settings(ray, options, job), workers, placing), job.name, workers, is_stopping)
+        _serve(RayFleet(ray, job.name, settings, workers, placing), job.name, workers, is_stopping)
     finally:
         ray.shutdown()
     return 0

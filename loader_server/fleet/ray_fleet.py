@@ -7,6 +7,7 @@ Whenever the coordinator has another address, all workers get it.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +28,15 @@ NAMESPACE = "stoker"
 _END_S, _FORGET_S = 16.0, 10.0
 #: After so many failed calls in a row an actor that Ray calls dead does not come back.
 _MOST_FAILURES = 5
+#: After so long without a coordinator the log says why, since its node may never come.
+_SOON_S = 15.0
 
 
 class RayFleet:
     """The actors of one job; making it starts the coordinator's.
 
-    Raise SettingsError if Ray has a job of this name already, or if the keys to be sent are too large.
+    Raise SettingsError if Ray has a job of this name already or refuses the labels, or if the keys to be sent are too
+    large.
     """
 
     def __init__(
@@ -40,6 +44,8 @@ class RayFleet:
     ) -> None:
         self._ray, self._settings, self._range, self._placing = ray, settings, workers, placing
         self._log = Log("ray", job=job)
+        #: When to log that the coordinator is awaited; infinite afterwards.
+        self._awaited_s = time.monotonic() + _SOON_S
         self._name = f"stoker-{job}"
         #: Where trainers connect; empty until the coordinator serves.
         self.endpoint = ""
@@ -52,12 +58,19 @@ class RayFleet:
         where = {"num_cpus": 0, "label_selector": placing["label_selector"], "namespace": NAMESPACE}
         try:
             self._coordinator = _Actor(ray, settings.coordinator_orders().line(), name=self._name, **where)
-        except ValueError as error:  # the name is taken
+        except ray.exceptions.ActorAlreadyExistsError as error:
             raise SettingsError(
                 expected="a job that this Ray does not serve yet",
                 got=str(error),
                 where=f"the actor {self._name} in the namespace {NAMESPACE}",
                 remedy="End the other one, or write another name = … into [job].",
+            ) from error
+        except ValueError as error:
+            raise SettingsError(
+                expected="labels as Ray has them",
+                got=str(error),
+                where="--label-selector",
+                remedy='Write such as {"pool": "loaders"}.',
             ) from error
 
     def turn(self) -> None:
@@ -78,6 +91,10 @@ class RayFleet:
             worker.look({"endpoint": f"{self.endpoint}\n"})
         if self.endpoint:
             self._fill(facts.get("workers_wanted"))
+        elif time.monotonic() >= self._awaited_s:
+            self._awaited_s = math.inf
+            state = "it makes the index" if facts else "it waits for a node; see `ray status` and --label-selector"
+            self._log.warning("coordinator does not serve yet", reason=state)
         self._end_leaving(time.monotonic())
 
     def _note(self, facts: dict[str, Any]) -> None:

@@ -94,19 +94,22 @@ def parse_table(text: str, where: str) -> dict[str, Any]:
 def actor_resources(num_cpus: float, resources: str, label_selector: str) -> dict[str, Any]:
     """Return what each worker takes of its node, by the names that Ray's actors have for it.
 
-    Raise SettingsError unless the cores are a number from 0 on, each resource is a number above 0, and each label is
-    a text.
+    Raise SettingsError unless the cores are a number from 0 on, each resource is a number above 0, none has a fifth
+    decimal, and each label is a text.
     """
     amounts = parse_table(resources, "--resources")
     labels = parse_table(label_selector, "--label-selector")
     are_amounts = all(_is_amount(amount) and amount > 0 for amount in amounts.values())
     require(
-        math.isfinite(num_cpus) and num_cpus >= 0,
-        expected="a number of cores from 0 on", got=f"{num_cpus:g}", where="--num-cpus", remedy="Write --num-cpus 1.",
-    )  # fmt: skip
+        _is_amount(num_cpus) and num_cpus >= 0,
+        expected="a number of cores from 0 on, with at most four decimals",
+        got=f"{num_cpus:g}",
+        where="--num-cpus",
+        remedy="Write --num-cpus 1.",
+    )
     require(
         are_amounts and not amounts.keys() & {"CPU", "GPU", "memory"},
-        expected='amounts above 0 of your own resources, such as {"loader": 1}',
+        expected='amounts above 0, with at most four decimals, of your own resources, such as {"loader": 1}',
         got=resources,
         where="--resources",
         remedy="Name resources that nodes were started with (ray start --resources); --num-cpus says the cores.",
@@ -122,7 +125,10 @@ def actor_resources(num_cpus: float, resources: str, label_selector: str) -> dic
 
 
 def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether Ray takes a number as an amount: it refuses a fifth decimal, but only as an actor is made."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return False
+    return round(value, 4) == value
 
 
 def refuse_open_ray(*, has_token: bool, insecure: bool, folder: str) -> None:

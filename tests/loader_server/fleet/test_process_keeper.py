@@ -7,20 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from loader_server.fleet.process_keeper import Lines
+from loader_server.fleet.process_keeper import LISTEN_FILE
 from tests.support.forked import ROOT
 from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 #: Stands for the program `loader-server`: it notes how it was started, and then does as its first argument says.
 PROGRAM = """
@@ -63,7 +63,8 @@ class Kept:
 
     def __post_init__(self) -> None:
         assert self.owner.stdout is not None
-        self._lines = Lines(self.owner.stdout.fileno())
+        os.set_blocking(self.owner.stdout.fileno(), False)
+        self._text = b""
 
     @property
     def starts(self) -> list[dict[str, Any]]:
@@ -71,16 +72,24 @@ class Kept:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     @property
-    def temporary(self) -> list[Path]:
-        return list((self.folder / "tmp").iterdir())
+    def own(self) -> Path:
+        """Return the keeper's folder, once that is there."""
+        wait_until(lambda: self.hear() == [] and self._text, "the keeper has named its folder")
+        return Path(json.loads(self._text.splitlines()[0])["folder"])
 
-    def order(self, **orders: Any) -> None:
+    def begin(self) -> None:
         assert self.owner.stdin is not None
-        self.owner.stdin.write((json.dumps(orders) + "\n").encode())
+        self.owner.stdin.write(b"\n")
         self.owner.stdin.flush()
 
     def hear(self) -> list[dict[str, Any]]:
-        self.reports += self._lines.read()
+        assert self.owner.stdout is not None
+        with suppress(BlockingIOError):
+            while content := os.read(self.owner.stdout.fileno(), 2**16):
+                self._text += content
+            self.is_ended = True
+        # The first one names the folder.
+        self.reports = [json.loads(line) for line in self._text.splitlines()][1:]
         return self.reports
 
     def close(self) -> None:
@@ -88,21 +97,22 @@ class Kept:
         self.owner.stdin.close()
 
     def wait_until_gone(self) -> None:
-        wait_until(lambda: self.hear() is not None and self._lines.is_ended, "the keeper has ended")
+        wait_until(lambda: self.hear() is not None and self.is_ended, "the keeper has ended")
         wait_until(lambda: not any(psutil.pid_exists(start["pid"]) for start in self.starts), "its child has ended")
-        assert self.temporary == []
+        assert list((self.folder / "tmp").iterdir()) == []
 
 
 @contextmanager
-def keeper(folder: Path) -> Iterator[Kept]:
+def keeper(folder: Path, *commands: list[str], listen: str = "", ends_job: bool = False) -> Iterator[Kept]:
     """A keeper whose child is not the program but the script above, started with the arguments of the orders."""
     package = folder / "packages" / "loader_server"
     package.mkdir(parents=True)
     (folder / "tmp").mkdir()
+    orders = json.dumps({"commands": commands, "listen": listen, "ends_job": ends_job})
     (package / "__init__.py").write_text(f"__path__.append({str(ROOT / 'loader_server')!r})\n")
     (package / "__main__.py").write_text(PROGRAM)
     owner = subprocess.Popen(
-        [sys.executable, "-m", "loader_server.fleet.process_keeper", "10.0.0.7"],
+        [sys.executable, "-m", "loader_server.fleet.process_keeper", orders],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{package.parent}:{ROOT}", "TMPDIR": str(folder / "tmp")},
         stdin=subprocess.PIPE,
@@ -114,7 +124,7 @@ def keeper(folder: Path) -> Iterator[Kept]:
     finally:
         kept.close()
         owner.wait(60)
-        wait_until(lambda: kept.hear() is not None and kept._lines.is_ended, "the keeper has ended")
+        wait_until(lambda: kept.hear() is not None and kept.is_ended, "the keeper has ended")
         assert owner.stdout is not None
         owner.stdout.close()
 
@@ -123,59 +133,55 @@ def command(folder: Path, action: str, *words: str) -> list[str]:
     return [action, str(folder / "starts"), "--ready-fd", "{facts}", *words]
 
 
-def test_a_child_gets_what_its_node_knows_and_reports_to_the_owner(tmp_path: Path) -> None:
-    with keeper(tmp_path) as kept:
-        words = ("{address}", "{folder}/state", "{parent}", "{listen}", "{facts} {other}")
-        kept.order(commands=[command(tmp_path, "serve", *words)], listen="tcp://0.0.0.0:*")
+def test_a_child_gets_what_only_its_keeper_knows_and_reports_to_the_owner(tmp_path: Path) -> None:
+    words = ("{folder}/state", "{parent}", "{listen}", "{facts} {other}")
+    with keeper(tmp_path, command(tmp_path, "serve", *words), listen="tcp://0.0.0.0:*") as kept:
+        own = kept.own
+        kept.begin()
         wait_until(lambda: kept.hear() == [{"endpoint": "tcp://0.0.0.0:4711"}], "it has reported")
         (start,) = kept.starts
-        (folder,) = kept.temporary
         _, facts, *rest = start["words"]
-        assert rest == ["10.0.0.7", f"{folder}/state", str(start["parent"]), "tcp://0.0.0.0:*", f"{facts} {{other}}"]
+        assert rest == [f"{own}/state", str(start["parent"]), "tcp://0.0.0.0:*", f"{facts} {{other}}"]
         kept.close()
         kept.wait_until_gone()
     assert (tmp_path / "left").read_text() == "in good order"
     assert kept.reports == [{"endpoint": "tcp://0.0.0.0:4711"}], "an ordered end is not reported"
 
 
-def test_files_are_private_and_can_be_replaced(tmp_path: Path) -> None:
-    with keeper(tmp_path) as kept:
-        kept.order(commands=[command(tmp_path, "serve")], files={"keys/allowed/a.key": "k", "endpoint": "first\n"})
-        wait_until(lambda: kept.starts, "the child is there")
-        (folder,) = kept.temporary
-        assert (folder / "keys/allowed/a.key").read_text() == "k"
-        assert [path.stat().st_mode & 0o777 for path in (folder, folder / "endpoint")] == [0o700, 0o600]
-        kept.order(files={"endpoint": "second\n"})
-        wait_until(lambda: (folder / "endpoint").read_text() == "second\n", "the file is replaced")
-        assert len(kept.starts) == 1
+def test_nothing_is_started_and_the_folder_goes_if_the_owner_ends_before_it_is_ready(tmp_path: Path) -> None:
+    with keeper(tmp_path, command(tmp_path, "serve")) as kept:
+        (kept.own / "half.key").write_text("k")
+        kept.close()
+        kept.wait_until_gone()
+    assert kept.starts == []
 
 
 def test_a_child_that_fails_is_started_again_ever_later_and_each_end_is_reported(tmp_path: Path) -> None:
-    with keeper(tmp_path) as kept:
-        kept.order(commands=[command(tmp_path, "fail")])
+    with keeper(tmp_path, command(tmp_path, "fail")) as kept:
+        kept.begin()
         wait_until(lambda: len(kept.hear()) >= 3, "it has failed three times")
         assert kept.reports[:3] == 3 * [{"ended": 3, "is_over": False}]
         assert len(kept.starts) >= 3
 
 
 def test_what_comes_first_is_run_to_its_end_once(tmp_path: Path) -> None:
-    with keeper(tmp_path) as kept:
-        kept.order(commands=[command(tmp_path, "finish"), command(tmp_path, "serve")])
+    with keeper(tmp_path, command(tmp_path, "finish"), command(tmp_path, "serve"), ends_job=True) as kept:
+        kept.begin()
         wait_until(kept.hear, "the last one serves")
         assert [start["action"] for start in kept.starts] == ["finish", "serve"]
 
 
 def test_what_comes_first_is_tried_again_if_it_fails(tmp_path: Path) -> None:
-    with keeper(tmp_path) as kept:
-        kept.order(commands=[command(tmp_path, "fail"), command(tmp_path, "serve")])
+    with keeper(tmp_path, command(tmp_path, "fail"), command(tmp_path, "serve")) as kept:
+        kept.begin()
         wait_until(lambda: len(kept.hear()) >= 2, "it has failed twice")
         assert {start["action"] for start in kept.starts} == {"fail"}
 
 
 @pytest.mark.parametrize("ends_job", [False, True])
 def test_an_end_in_good_order_ends_the_job_only_if_it_should(tmp_path: Path, ends_job: bool) -> None:
-    with keeper(tmp_path) as kept:
-        kept.order(commands=[command(tmp_path, "finish")], ends_job=ends_job)
+    with keeper(tmp_path, command(tmp_path, "finish"), ends_job=ends_job) as kept:
+        kept.begin()
         wait_until(kept.hear, "the end is reported")
         assert kept.reports[0] == {"ended": 0, "is_over": ends_job}
         if ends_job:
@@ -187,15 +193,26 @@ def test_an_end_in_good_order_ends_the_job_only_if_it_should(tmp_path: Path, end
 
 @pytest.mark.slow
 def test_a_child_that_served_is_started_again_where_it_served(tmp_path: Path) -> None:
-    with keeper(tmp_path) as kept:
-        kept.order(commands=[command(tmp_path, "crash", "{listen}")], listen="tcp://0.0.0.0:*")
+    with keeper(tmp_path, command(tmp_path, "crash", "{listen}"), listen="tcp://0.0.0.0:*") as kept:
+        own = kept.own
+        kept.begin()
+        wait_until(kept.hear, "it serves")
+        (own / LISTEN_FILE).write_text("tcp://0.0.0.0:4711")
         wait_until(lambda: len(kept.starts) >= 2, "it is started again")
         assert [start["words"][-1] for start in kept.starts[:2]] == ["tcp://0.0.0.0:*", "tcp://0.0.0.0:4711"]
 
 
+def test_a_child_that_fails_at_its_start_is_not_bound_to_where_another_served(tmp_path: Path) -> None:
+    with keeper(tmp_path, command(tmp_path, "fail", "{listen}"), listen="tcp://0.0.0.0:*") as kept:
+        (kept.own / LISTEN_FILE).write_text("tcp://0.0.0.0:4711")
+        kept.begin()
+        wait_until(lambda: len(kept.starts) >= 2, "it is started again")
+        assert [start["words"][-1] for start in kept.starts[:2]] == ["tcp://0.0.0.0:4711", "tcp://0.0.0.0:*"]
+
+
 def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
-    with keeper(tmp_path) as kept:
-        kept.order(commands=[command(tmp_path, "serve")])
+    with keeper(tmp_path, command(tmp_path, "serve")) as kept:
+        kept.begin()
         wait_until(kept.hear, "it serves")
         os.kill(kept.starts[0]["pid"], signal.SIGKILL)
         wait_until(lambda: len(kept.starts) == 2, "it is started again")
@@ -205,8 +222,8 @@ def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
 
 def test_nothing_is_left_if_the_owner_is_killed(tmp_path: Path) -> None:
     """The owner of a pipe is whoever holds its other end: this test lets go of it, as the kernel does at a kill -9."""
-    with keeper(tmp_path) as kept:
-        kept.order(commands=[command(tmp_path, "serve")])
+    with keeper(tmp_path, command(tmp_path, "serve")) as kept:
+        kept.begin()
         wait_until(kept.hear, "it serves")
         parent = psutil.Process(kept.starts[0]["parent"])
         assert parent.pid != kept.owner.pid, "the keeper is no child of its owner"
@@ -216,26 +233,9 @@ def test_nothing_is_left_if_the_owner_is_killed(tmp_path: Path) -> None:
 
 
 def test_the_keeper_itself_ends_in_good_order_at_sigterm(tmp_path: Path) -> None:
-    with keeper(tmp_path) as kept:
-        kept.order(commands=[command(tmp_path, "serve")])
+    with keeper(tmp_path, command(tmp_path, "serve")) as kept:
+        kept.begin()
         wait_until(kept.hear, "it serves")
         os.kill(kept.starts[0]["parent"], signal.SIGTERM)
         kept.wait_until_gone()
     assert (tmp_path / "left").exists()
-
-
-def test_lines_come_in_pieces_and_others_are_skipped() -> None:
-    reading, writing = os.pipe()
-    try:
-        lines = Lines(reading)
-        assert list(lines.read()) == []
-        os.write(writing, b'{"a": 1}\nnoise\n[1]\n{"b"')
-        assert list(lines.read()) == [{"a": 1}]
-        os.write(writing, b": 2}\n")
-        assert list(lines.read()) == [{"b": 2}]
-        assert not lines.is_ended
-        os.close(writing)
-        assert list(lines.read()) == []
-        assert lines.is_ended
-    finally:
-        os.close(reading)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from loader_server.fleet import ray as program
+from loader_server.fleet.process_keeper import LISTEN_FILE
 from loader_server.fleet.ray import main
 from loader_server.fleet.ray_actor import NodeActor, asks_for_token
 from loader_server.fleet.ray_settings import Orders
@@ -19,7 +22,7 @@ from tests.support.forked import ROOT
 from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 JOB = """
@@ -158,11 +161,14 @@ def test_an_actor_reports_what_its_process_does_and_ends_it(tmp_path: Path, monk
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     status = ("status", "tcp://127.0.0.1:1", "--timeout-seconds", "0.1")  # where nobody answers
-    actor = NodeActor(Orders(commands=(status,), files={"endpoint": "first\n"}).line())
+    files = {"keys/allowed/a.key": "k", "endpoint": "first\n"}
+    actor = NodeActor(Orders(commands=(status,), files=files).line())
     try:
         assert actor.look({})["address"] == "10.0.0.7"
         wait_until(lambda: actor.look({}).get("ended") == 3, "the end of its process is reported")
         (folder,) = tmp_path.iterdir()
+        assert (folder / "keys/allowed/a.key").read_text() == "k"
+        assert [path.stat().st_mode & 0o777 for path in (folder, folder / "endpoint")] == [0o700, 0o600]
         actor.look({"endpoint": "second\n"})
         wait_until(lambda: (folder / "endpoint").read_text() == "second\n", "the file is replaced")
         before = (folder / "endpoint").stat().st_ino
@@ -175,3 +181,56 @@ def test_an_actor_reports_what_its_process_does_and_ends_it(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
     assert actor._keeper.stdout is not None
     actor._keeper.stdout.close()
+
+
+def test_an_actor_whose_process_is_killed_removes_what_that_leaves_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import sys, time; from types import SimpleNamespace as N;"
+        "sys.modules['ray'] = N(util=N(get_node_ip_address=lambda: '10.0.0.7'));"
+        "from loader_server.fleet.ray_actor import NodeActor;"
+        "actor = NodeActor(sys.argv[1]); time.sleep(60)"
+    )
+    status = ("status", "tcp://127.0.0.1:1", "--timeout-seconds", "30")  # where nobody answers
+    orders = Orders(commands=(status,), files={"keys/a.key": "k"}).line()
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", code, orders]) as actor:
+        wait_until(lambda: [*tmp_path.glob("*/keys/a.key")], "the keys are there")
+
+        def keepers() -> list[psutil.Process]:
+            return [each for each in psutil.process_iter(["cmdline"]) if _keeps_below(each, tmp_path)]
+
+        wait_until(keepers, "the process is there")
+        (keeper,) = keepers()
+        wait_until(keeper.children, "its child is there")
+        children = keeper.children()
+        keeper.kill()
+        for child in children:
+            child.kill()
+        assert actor.wait(30) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def _keeps_below(process: psutil.Process, folder: Path) -> bool:
+    try:
+        words = process.info["cmdline"] or []
+        return "loader_server.fleet.process_keeper" in words and process.environ().get("TMPDIR") == str(folder)
+    except psutil.Error:
+        return False
+
+
+def test_where_a_process_serves_is_noted_for_its_successor(tmp_path: Path) -> None:
+    noted: list[str] = []
+
+    def reports() -> Iterator[bytes]:
+        yield b'{"endpoint": "tcp://0.0.0.0:4711"}\n'
+        noted.append((folder / LISTEN_FILE).read_text())
+
+    folder = tmp_path / "own"
+    folder.mkdir()
+    actor = NodeActor.__new__(NodeActor)
+    vars(actor).update(_keeper=SimpleNamespace(stdout=reports()), _folder=folder, _facts={}, _has_to_end=True)
+    actor._hear()
+    assert noted == ["tcp://0.0.0.0:4711"]

@@ -5,6 +5,7 @@ Ray is a fake one in this process, whose actors answer as each test has it; `mak
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -21,6 +22,10 @@ class RayError(Exception):
 
 
 class ActorDiedError(RayError):
+    pass
+
+
+class ActorAlreadyExistsError(ValueError, RayError):
     pass
 
 
@@ -59,19 +64,19 @@ class FakeRay:
     """What `RayFleet` uses of the module `ray`."""
 
     class exceptions:
-        RayError, ActorDiedError = RayError, ActorDiedError
+        RayError, ActorDiedError, ActorAlreadyExistsError = RayError, ActorDiedError, ActorAlreadyExistsError
 
     def __init__(self) -> None:
         self.actors: list[FakeActor] = []
-        self.is_taken = False
+        self.refusal: Exception | None = None
 
     def remote(self, _class: type) -> FakeRay:
         return self
 
     def options(self, **options: Any) -> Any:
         def make(orders: str) -> FakeActor:
-            if self.is_taken:
-                raise ValueError("the name is taken")
+            if self.refusal is not None:
+                raise self.refusal
             return FakeActor(self, orders, options)
 
         return Call(make)
@@ -140,6 +145,27 @@ def test_there_are_no_workers_before_the_coordinator_serves(ray: FakeRay) -> Non
     fleet = make(ray)
     turn(fleet)
     assert (ray.workers, fleet.endpoint) == ([], "")
+
+
+@pytest.mark.parametrize(("is_pending", "reason"), [(True, "it waits for a node"), (False, "it makes the index")])
+def test_a_coordinator_that_is_long_in_coming_is_said_once_to_be_awaited(
+    ray: FakeRay,
+    is_pending: bool,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fleet = make(ray)
+    ray.coordinator.is_pending = is_pending
+    ray.coordinator.facts = {"address": "10.0.0.7"}
+    turn(fleet)
+    assert caplog.records == []
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 16)
+    turn(fleet, 4)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("coordinator does not serve yet")
+    assert reason in line
 
 
 def test_workers_are_spread_and_take_what_was_asked_for(ray: FakeRay) -> None:
@@ -253,8 +279,14 @@ def test_the_job_is_over_when_its_coordinator_has_ended(ray: FakeRay) -> None:
 
 
 def test_a_job_that_is_served_already_is_refused(ray: FakeRay) -> None:
-    ray.is_taken = True
+    ray.refusal = ActorAlreadyExistsError("the name is taken")
     with pytest.raises(SettingsError, match="expected a job that this Ray does not serve yet"):
+        make(ray)
+
+
+def test_labels_that_ray_refuses_are_named_and_not_taken_for_a_second_job(ray: FakeRay) -> None:
+    ray.refusal = ValueError("Invalid label selector value `!in(a`")
+    with pytest.raises(SettingsError, match=r"--label-selector: expected labels as Ray has them, got Invalid label"):
         make(ray)
 
 

@@ -74,6 +74,8 @@ def test_resources_and_labels_go_to_the_actors_as_they_are() -> None:
         (-1, "", "", "--num-cpus"),
         (float("nan"), "", "", "--num-cpus"),
         (float("inf"), "", "", "--num-cpus"),
+        (0.00001, "", "", "--num-cpus"),
+        (1, '{"loader": 0.00001}', "", "--resources"),
         (1, '{"loader": 0}', "", "--resources"),
         (1, '{"loader": -1}', "", "--resources"),
         (1, '{"loader": true}', "", "--resources"),
