@@ -22,7 +22,8 @@ all-tests: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/python -m pytest --ignore tests/examples -p tests.support.side_by_side --processes 5 --durations=10
 
 # Floods measure memory beside whatever else runs: the matrix and `python -m tests.faults.flood` run them alone.
-faults-test: $(STAMP) ## the tests that take more than three seconds each: kills, waits for deadlines
+faults-test: $(STAMP) ## the tests that take more than three seconds each: kills, waits for deadlines, emulated processors
+	command -v qemu-x86_64 >/dev/null || { apt-get update && apt-get install -y --no-install-recommends qemu-user; } || true
 	$(BIN)/python -m pytest -m slow --ignore tests/examples --ignore tests/faults/test_flood.py -p tests.support.side_by_side --processes 3 --durations=10
 
 quick: $(STAMP) lint ## ruff, mypy and the tests of the pure modules
