@@ -5,6 +5,7 @@ cluster: `python -m tests.support.strategy_runs` writes what came of them into t
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -105,6 +106,8 @@ def _run(folder: Path) -> None:
         came["copied"] = loop.broadcast_variables()
         came["equal again"] = _refusal(loop.check_replicas)
         came["first"] = loop._model.variables[0].numpy().tolist()
+        elsewhere = _other_checkpoint(Path(own), folder, rank)
+        came["elsewhere"] = _refusal(partial(trained, elsewhere, lent, feed(), until=Until(steps=99)))
         came["different"] = _refusal(partial(_trained, placement, feed(), model=partial(HalfTrained, rank)))
         poisoned = feed()
         if rank:
@@ -114,6 +117,18 @@ def _run(folder: Path) -> None:
             came["lost"] = _refusal_at_last(placement.refuse_lost)
             came["alone"] = _refusal(loop.check_replicas)
     (folder / f"came-{rank}.json").write_text(json.dumps(came))
+
+
+def _other_checkpoint(own, folder, rank):
+    """A folder with the same checkpoint in each process, but for a variable."""
+    elsewhere, done = [folder / f"elsewhere-{at}" for at in range(2)], folder / "elsewhere-is-there"
+    if rank == 0:
+        shutil.copytree(own, elsewhere[0], ignore=shutil.ignore_patterns("xla"))
+        arrays, record = CheckpointFolder(own, 3).read_last()
+        CheckpointFolder(elsewhere[1], 3).write({**arrays, "0": arrays["0"] + 1}, record)
+        done.touch()
+    wait_until(done.exists, "the checkpoints are there", 100)
+    return elsewhere[rank]
 
 
 def _trained(placement, feed, **how):

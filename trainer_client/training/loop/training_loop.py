@@ -87,7 +87,7 @@ class TrainingLoop(BaseLoop):
     def broadcast_variables(self) -> list[str]:
         """Copy variables, the optimizer's too, from the first replica to all others, of all processes.
 
-        Return the paths of all that differed in this process. It is done before the first step as well. All processes
+        Return the paths of all that differed in this process. A run that is new begins with it. All processes
         have to call it at the same step; callbacks find this loop in their `params`, under `"loop"`. Raise LostError if
         a process is lost. Where variables have one copy, do nothing, and return none.
         """
@@ -230,14 +230,25 @@ class TrainingLoop(BaseLoop):
             self._warm_up()
         self._saved.mark(finished=False)
         there, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
-        # A replica may have begun with other values, such as those of another checkpoint folder.
-        changed = self.broadcast_variables()
-        if changed:
-            self._log.warning("variables differed from the first replica's, and have its values now", variables=changed)
+        self._make_replicas_equal(is_new=there.steps == 0)
         self._saved_steps = there.steps
         self._model.stop_training = False
         self._start(there)
         self._callbacks.on_train_begin()
+
+    def _make_replicas_equal(self, *, is_new: bool) -> None:
+        """Give all replicas of a run that is new the first one's values; raise DataError if those of another differ.
+
+        Raise LostError if a process is lost.
+        """
+        # A process that read another checkpoint goes by another run's early stopping and counts as well, so the others'
+        # values alone would leave it on a way of its own.
+        if not is_new:
+            self.check_replicas()
+            return
+        changed = self.broadcast_variables()
+        if changed:
+            self._log.warning("variables differed from the first replica's, and have its values now", variables=changed)
 
     def _build(self, element: Any) -> None:
         super()._build(element)

@@ -95,6 +95,9 @@ def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain
         assert "--strategy multi-worker: expected all 2 processes of the run" in refused
     for came in (first, second):
         assert re.search(r"others in the 2 processes: \S*embeddings", came["unequal"])
+        assert re.search(r"others in the 2 processes: \S*embeddings", came["elsewhere"]), (
+            "not overwritten: its run is another"
+        )
         assert "batch 2 of epoch 0 of fake, step 2: expected finite loss and gradients" in came["not finite"]
         assert re.search(r"in none: \S*first, \S*second", came["different"])
     assert (first["copied"], first["equal again"], second["equal again"]) == ([], None, None)
