@@ -8,7 +8,7 @@ that every row is in one of both. The exit code is 1 if a row is asked for that 
 
 With --break, the line that makes each row true is broken in a copy of the project, and the row's tests have to notice;
 the last line is then {"rows": 83, "noticed": 83, "unnoticed": {row: why}}, and the exit code is 1 unless all do. It
-takes the better part of an hour.
+takes about half an hour.
 """
 
 from __future__ import annotations
