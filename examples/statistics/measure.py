@@ -30,14 +30,15 @@ def main():
     PARTS.mkdir(exist_ok=True)
     done = 0
     with trainer_client.connect("tcp://127.0.0.1:7400", epochs=1) as feed:
-        for batch in feed:
-            try:
-                write(batch.number, sums_of(batch))
-            except ValueError as error:
-                batch.failed(str(error))  # another trainer tries it; after three tries it is given up
-                continue
-            done += 1
-            batch.done()  # only now is it never leased again: its sums are on disk
+        while feed.epoch < 1:  # the others may have done all there was
+            for batch in feed:
+                try:
+                    write(batch.number, sums_of(batch))
+                except ValueError as error:
+                    batch.failed(str(error))  # another trainer tries it; after three tries it is given up
+                    continue
+                done += 1
+                batch.done()  # only now is it never leased again: its sums are on disk
     print(f"{done} batches done here")
 
 
