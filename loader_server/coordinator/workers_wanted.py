@@ -9,9 +9,10 @@ trainers that wait while workers are idle wait for something else (a network, th
 - A step up is judged once workers of it are there and have settled. If trainers still wait, and read less than half of
   what was predicted more, it is taken back to what the rate that it brought is worth, and none is tried for five
   minutes; after each further failure for twice as long, for up to an hour.
-- Down slowly: a quarter at a time, at least one, once the busiest moment of the last minute of reading would have left
-  room; every 15 s from then on. How full workers may be is learned: trainers that waited once with workers that were
-  80 % busy will wait again. A step down that cost rate is taken back and not tried again for as long.
+- Down slowly: once the busiest moment of the last minute of reading would have left room, a quarter of the workers,
+  15 s later half of them, then all that it would have left; at least one each time, and each step only if the one
+  before cost nothing. How full workers may be is learned: trainers that waited once with workers that were 80 % busy
+  will wait again. A step down that cost rate is taken back and not tried again for as long.
 - Time in which nobody reads (a validation, a checkpoint, a compilation) is not looked at. After a minute without any
   trainer one worker is wanted.
 """
@@ -71,6 +72,10 @@ _LONGEST_PAUSE_S = 3600.0
 #: the first step and the next.
 _CALM_S = 60.0
 _NEXT_S = 15.0
+#: Shares of the workers that the steps of one way down may take. The first are small because what they cost is not
+#: known yet; the last goes all the way, so that those who follow the number change their workers three times, not a
+#: dozen.
+_DOWN_SHARES = (0.25, 0.5, 1.0)
 #: Trainers that wait again within this time after a step down wait because of it.
 _REGRET_S = 120.0
 #: A step down may cost this share of the rate.
@@ -140,7 +145,9 @@ class WorkersWanted:
         #: when they are noted.
         self._loads: deque[tuple[float, float]] = deque()
         self._noted_s = 0.0
+        #: When the number last went down, and how many steps this way down has taken.
         self._down_s = -math.inf
+        self._downs = 0
         #: How busy workers were when trainers began to wait.
         self._strain = 1.0
         self._step: _UnjudgedStep | None = None
@@ -266,8 +273,9 @@ class WorkersWanted:
         else:
             # Trainers that read this little may not have begun in earnest: their first step is being compiled.
             self.wanted = self._workers
-        if self.wanted != self._workers:
+        if self.wanted < self._workers:
             self._down_s = self._clock_s
+        if self.wanted != self._workers:
             self._step = _UnjudgedStep(self._workers, self.wanted, means)
 
     def _enough(self, load: float) -> int:
@@ -354,7 +362,10 @@ class WorkersWanted:
             target = max(target, self._floor.number)
         if target < self.wanted:
             before = self.wanted
-            self.wanted = max(target, before - max(1, before // 4))
+            # A way up in between asks for a calm minute of its own, after which this is a new way down.
+            self._downs = self._downs + 1 if self._clock_s - self._down_s < _CALM_S else 1
+            share = _DOWN_SHARES[min(self._downs, len(_DOWN_SHARES)) - 1]
+            self.wanted = max(target, before - max(1, int(share * before)))
             self._down_s = self._clock_s
             if self._workers <= before:
                 self._step = _UnjudgedStep(before, self.wanted, means)

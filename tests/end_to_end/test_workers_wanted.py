@@ -97,7 +97,7 @@ def test_a_job_behind_a_slow_network_leaves_its_workers_to_one_that_they_help(tm
     slow = ("tests.support.transforms:waits", "logmel")
     with hosts(2) as (loaders, far):
         far.plug_in()
-        loaders.limit("2mbit", burst="16kb")
+        loaders.limit("2mbit", burst="16kb", latency="200ms")
 
         alone = make(tmp_path / "alone", "building", budget="2 s", transforms=slow, job=BEATS)
         machine = _Machine(loaders, alone, workers=3)

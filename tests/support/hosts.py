@@ -56,10 +56,13 @@ class Host:
         """Take its end of the cable down."""
         self._inside("link", "set", self._cable, "down")
 
-    def limit(self, rate: str, burst: str = "4mb") -> None:
-        """Let its cable carry at most this much outwards, as a network card would: `10gbit`, after a burst."""
+    def limit(self, rate: str, burst: str = "4mb", latency: str = "20ms") -> None:
+        """Let its cable carry at most this much outwards, as a network card would: `10gbit`, after a burst.
+
+        What would have to wait for longer than `latency` is dropped.
+        """
         words = ("-n", self.namespace, "qdisc", "add", "dev", self._cable, "root", "tbf")
-        _run("tc", *words, "rate", rate, "burst", burst, "latency", "200ms")
+        _run("tc", *words, "rate", rate, "burst", burst, "latency", latency)
 
     def change_address(self, address: str) -> None:
         """Take another address in place of its own."""

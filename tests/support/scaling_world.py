@@ -59,6 +59,8 @@ class ScalingWorld:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._fleet = [_Trainer() for _ in range(self.trainers)]
         self._idle, self.building, self._coming = self.workers, 0, 0
+        #: Builds whose workers were lost and that are not begun again yet.
+        self._lost = 0
         self._busy_at_s = 0.0
         self._wants: deque[_Trainer] = deque()
         self._wire_free_s = 0.0
@@ -106,11 +108,12 @@ class ScalingWorld:
         self.now_s = end_s
 
     def lose(self, workers: int) -> None:
-        """Lose idle and building workers at once; what they had in hand is built by others."""
+        """Lose idle and building workers at once; what they had in hand others begin anew, when it would have come."""
         idle = min(workers, self._idle)
         self._idle -= idle
         self._count_busy()
         self.building -= workers - idle
+        self._lost += workers - idle
 
     def comes_again(self) -> None:
         """Start as many workers as were lost."""
@@ -142,11 +145,15 @@ class ScalingWorld:
             self._after(self.build_s(self), lambda trainer=trainer: self._built(trainer))
 
     def _built(self, trainer: _Trainer) -> None:
+        if self._lost:
+            self._lost -= 1
+            self._wants.appendleft(trainer)
+            self._start()
+            return
         self._count_busy()
-        if self.building > 0:
-            self.building -= 1
-            self._idle += 1
-            self._fit()
+        self.building -= 1
+        self._idle += 1
+        self._fit()
         self._start()
         self._wire_free_s = max(self._wire_free_s, self.now_s) + self.wire_s
         self._after(self._wire_free_s - self.now_s, lambda: self._arrived(trainer))

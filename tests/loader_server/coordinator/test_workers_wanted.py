@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -122,6 +123,15 @@ def test_behind_a_network_that_is_nearly_fast_enough_a_step_is_tried_and_taken_b
     assert sum(number == 2 for number in world.numbers) == len(tries_s)
 
 
+def test_tries_that_fail_again_and_again_are_an_hour_apart_at_last() -> None:
+    world = ScalingWorld(always(0.14), always(0.05), wire_s=0.1, workers=2)
+    world.run(14_000)
+    tries_s = [at_s for at_s, number in world.history if number > 2]
+    gaps_s = [second_s - first_s for first_s, second_s in pairwise(tries_s)]
+    assert len(gaps_s) >= 6
+    assert all(3600 < gap_s < 3700 for gap_s in gaps_s[4:])
+
+
 def test_a_slow_store_is_not_asked_by_more_workers_than_help() -> None:
     """Up to three at once it is as fast for each; after that all together are no faster."""
     world = ScalingWorld(lambda world: 0.1 * max(1.0, world.building / 3), always(0.01))
@@ -171,12 +181,76 @@ def test_a_first_build_that_takes_minutes_is_no_reason_for_more_than_one_try() -
 # --- down ---
 
 
-def test_a_slow_trainer_gives_workers_away_a_quarter_at_a_time() -> None:
+@pytest.mark.parametrize(("high", "low"), [(16, 1), (16, 4), (40, 1), (40, 8)])
+def test_back_from_a_demand_that_has_gone_in_three_changes(high: int, low: int) -> None:
+    """The first once a minute has left room, the last half a minute later, however the number was reached."""
+    begins_s = 120.0
+
+    def step_s(world: ScalingWorld) -> float:
+        return 0.1 / ((high if world.now_s < begins_s else low) - 0.4)
+
+    world = ScalingWorld(always(0.1), step_s)
+    world.run(begins_s)
+    ups = len(world.history)
+    assert world.there == high
+    world.run(100)
+    downs = world.history[ups:]
+    assert 1 <= len(downs) <= 3
+    assert world.reversals == 1
+    assert low <= world.there <= low / 0.85 + 1
+    assert downs[0][0] - begins_s > 55, "a short lull costs nothing"
+    reached = list(world.numbers)
+    world.run(300)
+    assert world.numbers == reached
+    assert world.waiting(60) < 0.02
+
+
+def test_each_way_down_begins_with_a_quarter() -> None:
+    def step_s(world: ScalingWorld) -> float:
+        return 0.1 / (15.6 if world.now_s < 120 else 7.6 if world.now_s < 400 else 1.6)
+
+    world = ScalingWorld(always(0.1), step_s)
+    world.run(400)
+    before = world.there
+    first = len(world.history)
+    world.run(200)
+    downs = [before, *world.numbers[first:]]
+    assert downs[-1] == 2
+    assert downs[1] >= before - before // 4
+    assert downs[2] >= downs[1] // 2
+
+
+def test_workers_that_trainers_waited_for_at_once_are_not_left_again_for_ten_minutes() -> None:
+    """Fewer than seven workers are slow, which no load shows: their caches are too small together."""
+    world = ScalingWorld(lambda world: 0.2 if world.there >= 7 else 0.6, always(0.05), workers=8)
+    world.run(60)
+    assert world.numbers == [6, 10]
+    taken_back_s = world.history[-1][0]
+    world.run(2000)
+    tries_s = [at_s for at_s, number in world.history[2:] if number < 7]
+    assert tries_s[0] - taken_back_s > 300
+    assert all(second_s - first_s > 600 for first_s, second_s in pairwise(tries_s))
+    assert len(tries_s) >= 2
+
+
+def test_a_step_down_that_costs_rate_is_taken_back_although_workers_idle() -> None:
+    """Each worker's socket carries ten batches a second, and trainers could read any number."""
+    rule = WorkersWanted()
+    workers, numbers = 4, []
+    for at in range(520):
+        rule.look(pace(workers=workers, busy=0.25 * workers, read=5 * workers, waited=0.5), at / 2)
+        workers = rule.wanted or workers
+        numbers.append(workers)
+    changes = [number for number, before in zip(numbers[1:], numbers, strict=False) if number != before]
+    assert changes == [2, 4], "and it is not tried again for five minutes"
+
+
+def test_a_slow_trainer_gives_workers_away_in_growing_steps() -> None:
     world = ScalingWorld(always(0.2), always(10), workers=8)
     world.run(60)
     assert world.there == 8, "too little is read for a judgement"
     world.run(200)
-    assert world.numbers == [8, 6, 5, 4, 3, 2, 1]
+    assert world.numbers == [8, 6, 3, 1]
 
 
 def test_what_a_trainer_needs_is_known_once_it_reads_steadily() -> None:
@@ -213,6 +287,34 @@ def test_pauses_of_all_trainers_change_nothing() -> None:
     assert world.there in (3, 4)
     assert world.reversals == 0
     assert len(world.history) <= 2
+
+
+def test_after_a_pause_a_quiet_moment_is_no_calm_minute() -> None:
+    """The seconds of the pause are no seconds in which workers had room."""
+    rule = WorkersWanted()
+    for at in range(200):
+        rule.look(pace(busy=3.0), at / 2)
+    assert rule.wanted == 4
+    for at in range(200, 500):
+        rule.look(pace(busy=0.0, read=0), at / 2)
+    for at in range(500, 560):
+        rule.look(pace(busy=0.5), at / 2)
+    assert rule.wanted == 4
+    for at in range(560, 660):
+        rule.look(pace(busy=0.5), at / 2)
+    assert rule.wanted is not None
+    assert rule.wanted < 4
+
+
+def test_a_step_is_not_called_a_failure_because_trainers_left_meanwhile() -> None:
+    rule = WorkersWanted()
+    for at in range(16):
+        rule.look(pace(busy=4.0, trainers=4, read=40, waited=0.6), at / 2)
+    assert rule.wanted == 10
+    for at in range(16, 60):
+        rule.look(pace(workers=10, busy=10.0, trainers=2, read=20, waited=0.6), at / 2)
+    assert rule.wanted is not None
+    assert rule.wanted > 10
 
 
 def test_a_first_step_that_takes_a_minute_to_compile_costs_no_worker() -> None:

@@ -98,3 +98,12 @@ def test_what_was_reported_before_a_look_does_not_count_after_it():
     shares.hear("a", 4)
     shares.hear("b", 1)
     assert shares.look({"a": 2, "b": 2}, 20.0) == {"a": 3, "b": 1}
+
+
+def test_a_job_that_has_become_silent_needs_no_more_than_it_has():
+    shares = Shares(8)
+    shares.hear("loud", 8)
+    shares.hear("silent", 8)
+    assert shares.look({"loud": 5, "silent": 3}, 10.0) == {"loud": 4, "silent": 4}
+    shares.hear("loud", 8)
+    assert shares.look({"loud": 5, "silent": 3}, 15.0) == {"loud": 5, "silent": 3}
