@@ -236,7 +236,7 @@ def record(kind: type) -> Record:
 
 
 def _short(number: int) -> str:
-    """Return a number as text, large powers of two as such, because they are easier to read and to compare."""
+    """Return a number as text; from 2^16 on a power of two as "2^16", and one less than such as "2^16 - 1"."""
     for less, suffix in ((0, ""), (1, " - 1")):
         power = (number + less).bit_length() - 1
         if number + less == 2**power and power >= 16:

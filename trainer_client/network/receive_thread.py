@@ -119,9 +119,10 @@ class Wires:
         return ready
 
     def read(self, ready: set[object], now_s: float) -> Iterator[e.Event]:
-        """Yield the events of messages on these sockets; those of workers only once there are slots.
+        """Yield the events of these sockets: messages of the coordinator and, once there are slots, those of workers.
 
-        SettingsError of `read` passes through.
+        Connections to workers that came up or went down are events too, and so are held-back Pongs that are due,
+        whichever sockets are ready. SettingsError of the workers' `read` passes through.
         """
         if self.coordinator.socket in ready:
             for message in self.coordinator.read():

@@ -96,8 +96,10 @@ class FileRecordsSource(Source):
     def _pieces(self, rows: int) -> Iterator[RecordPiece]:
         """Yield pieces of at most `rows` records, none of which spans two files.
 
-        Raise a DataError if a file is absent, named twice or not of this format, a ReadError if it cannot be fetched,
-        and an OSError if it cannot be opened. SettingsError of `_paths` passes through.
+        Raise a DataError if `paths` gives no file, or one is absent, named twice or not of this format; a ReadError if
+        a store cannot be asked, or a file has changed or cannot be fetched; a SettingsError if a store's library is
+        missing or braces stand for too many names; an OSError if a file cannot be opened. MachineError of `_blocks`
+        passes through.
         """
         row = 0
         for file, path in enumerate(self._paths):
