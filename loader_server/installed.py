@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import re
 from pathlib import Path
 
-__all__ = ["has_native_code", "metadata_field", "processor_features", "version_of"]
+__all__ = ["has_native_code", "metadata_field", "processor_features", "required_by", "version_of"]
+
+#: The name that a requirement begins with.
+_NAME = re.compile(r"[\w.-]+")
 
 #: Environment variables that make numpy and its BLAS choose other loops than the best for this processor.
 _LOOPS_BY_NAME = ("NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES", "OPENBLAS_CORETYPE")
@@ -46,6 +50,22 @@ def has_native_code(package: str) -> bool:
     """
     recorded = importlib.metadata.distribution(package).read_text("RECORD")
     return recorded is None or bool(_NATIVE.search(recorded))
+
+
+def required_by(package: str) -> list[str]:
+    """Return the installed packages that an installed package requires, without those of its extras; sorted.
+
+    Raise importlib's PackageNotFoundError if the package itself is not installed.
+    """
+    names = set()
+    for requirement in importlib.metadata.requires(package) or ():
+        needed, _, condition = requirement.partition(";")
+        name = _NAME.match(needed)
+        if name and "extra" not in condition:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # for another system or Python
+                found = importlib.metadata.distribution(name[0])
+                names.add(metadata_field(found, "Name").lower())
+    return sorted(names)
 
 
 def processor_features() -> str:

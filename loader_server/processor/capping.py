@@ -16,7 +16,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from loader_server.processor.levels import LEVELS, environment_of, level_in
+from loader_server.processor.levels import LEVELS, MARK, environment_of, level_in
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ def execute_again(environment: dict[str, str]) -> None:
 
     Raise OSError if the interpreter cannot be executed.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # as it is for a process that was started with this one closed
+            stream.flush()
     command = [sys.executable, *sys.orig_argv[1:]]
     os.execve(sys.executable, command, environment)  # noqa: S606 - our own interpreter, without a shell
 
@@ -67,7 +68,7 @@ def refuse_unfit(level: str, where: str) -> None:
     """Raise SettingsError unless this process builds the bytes that the level stands for.
 
     It does not if the machine is below the level or no x86-64 machine, if the process was started without the limits,
-    or if numpy or its BLAS does not heed them.
+    if numpy or its BLAS does not heed them, or if a variable of theirs was changed since.
     """
     if platform.machine() != _X86_64:
         raise SettingsError(
@@ -87,6 +88,7 @@ def refuse_unfit(level: str, where: str) -> None:
             remedy="Start it by a command of loader-server, which sees to that; or leave processor out.",
         )
     _refuse_heedless_libraries(level, where)
+    _refuse_changed_limits(level, where)
 
 
 def _refuse_below(level: str, where: str) -> None:
@@ -121,6 +123,19 @@ def _refuse_heedless_libraries(level: str, where: str) -> None:
             got=f"one with those for {core}" if core else f"{_numpy_version()} with another BLAS",
             where=where,
             remedy="Install numpy from PyPI, which comes with such an OpenBLAS.",
+        )
+
+
+def _refuse_changed_limits(level: str, where: str) -> None:
+    """Raise SettingsError if a variable was set or removed after the limits; not all libraries tell what they heed."""
+    expected = environment_of(level, _numpy().__cpu_dispatch__, os.environ)
+    changed = sorted(name for name in {*expected, *os.environ} if expected.get(name) != os.environ.get(name))
+    if changed:
+        raise SettingsError(
+            expected=f"an environment that keeps libraries to {level}",
+            got=f"one where {', '.join(changed)} was changed afterwards",
+            where=where,
+            remedy=f"Unset {MARK}, so that the limits are made anew; or leave the variables as they were.",
         )
 
 

@@ -120,6 +120,8 @@ def _mark_in(environment: Mapping[str, str]) -> tuple[str, dict[str, str | None]
     """Return the level in our own variable and the values before it; nothing if it is not there, or malformed."""
     try:
         mark = json.loads(environment.get(MARK, ""))
-        return str(mark["level"]), dict(mark["before"])
+        level, before = mark["level"], dict(mark["before"])
     except (ValueError, TypeError, KeyError):
         return "", {}
+    well_formed = isinstance(level, str) and all(value is None or isinstance(value, str) for value in before.values())
+    return (level, before) if well_formed else ("", {})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loader_server.installed import has_native_code
+from loader_server.installed import has_native_code, required_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,9 +23,20 @@ _LIMITED = frozenset(("numpy", "soxr"))
 def native_names(packages: Iterable[str], compiled: Iterable[str]) -> list[str]:
     """Return the packages with native code that no limit of ours reaches, and these compiled modules; sorted.
 
-    Raise importlib's PackageNotFoundError if a package is not installed.
+    What a package without native code requires counts as well, as its work is done there. Raise importlib's
+    PackageNotFoundError if a package is not installed.
     """
-    return sorted({*(name for name in packages if name not in _LIMITED and has_native_code(name)), *compiled})
+    found, seen, ahead = set(compiled), set(_LIMITED), list(packages)
+    while ahead:
+        name = ahead.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if has_native_code(name):
+            found.add(name)
+        else:
+            ahead.extend(required_by(name))
+    return sorted(found)
 
 
 def warn_of_unproved_code(native: Mapping[str, list[str]], log: Log) -> None:

@@ -72,6 +72,24 @@ def test_a_process_that_keeps_to_the_level_goes_on() -> None:
     assert complained == ""
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_process_with_closed_streams_executes_itself_too(closed: str, tmp_path: Path) -> None:
+    program = "import sys, pathlib; from loader_server.processor import capping\n"
+    program += f"capping.keep_to('{V2}', 'here', capping.execute_again)\n"
+    program += "pathlib.Path(sys.argv[1]).write_text('there')"
+    shell = f'exec "$0" -c "$1" "$2" {closed}'
+    path = tmp_path / "end"
+    subprocess.run(["sh", "-c", shell, sys.executable, program, str(path)], env=usual(), check=True, timeout=100)
+    assert path.read_text() == "there"
+
+
+@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "SOXR_USE_SIMD64", "SOXR_USE_SIMD32", "DNNL_MAX_CPU_ISA"])
+def test_limits_that_were_changed_afterwards_are_refused(name: str) -> None:
+    _, complained = run(V2, V2, environment={**limited(V2), name: "1"})
+    assert f"one where {name} was changed afterwards" in complained
+    assert f"Unset {MARK}" in complained
+
+
 def test_from_level_to_level_it_goes_by_way_of_none() -> None:
     lines, complained = run(V2, V2, environment=limited(V3))
     assert len(lines) == 4
@@ -130,6 +148,18 @@ def test_a_job_file_is_opened_only_by_a_process_that_keeps_to_its_level(
     path = write_job(tmp_path, samples=2, job=f'processor = "{V2}"')
     with pytest.raises(SettingsError, match=r"job\.toml, \[job\], processor"):
         JobFile(path)
+
+
+def test_a_command_that_is_a_part_of_another_program_does_not_execute_that_program_again(tmp_path: Path) -> None:
+    path = write_job(tmp_path, samples=2, job=f'processor = "{V2}"')
+    program = (
+        "import sys; from loader_server.cli import main\nprint('starts', flush=True)\nmain(['index', sys.argv[1]])"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(command, env=usual(), capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout == "starts\n", "it starts once"
+    assert done.returncode == 1
+    assert f"expected a process whose libraries keep to {V2}" in done.stderr
 
 
 def test_an_unknown_level_is_refused_with_those_that_there_are(tmp_path: Path) -> None:

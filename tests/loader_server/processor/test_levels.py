@@ -106,7 +106,13 @@ def test_without_a_level_nothing_changes() -> None:
     assert level_in(BEFORE) == ""
 
 
-@pytest.mark.parametrize("mark", ["", "{", "7", "[]", "null", '{"level": "x86-64-v3"}', '{"level": 1, "before": 3}'])
+@pytest.mark.parametrize(
+    "mark",
+    [
+        *("", "{", "7", "[]", "null", '{"level": "x86-64-v3"}', '{"level": 1, "before": 3}'),
+        *('{"level": "x86-64-v3", "before": {"HOME": 5}}', '{"level": 3, "before": {}}'),
+    ],
+)
 def test_a_malformed_mark_is_none(mark: str) -> None:
     assert level_in({MARK: mark}) == ""
     assert environment_of("", NEW, {MARK: mark, "HOME": "/"}) == {"HOME": "/"}

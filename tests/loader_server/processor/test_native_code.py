@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loader_server.installed import has_native_code
+from loader_server.installed import has_native_code, required_by
 from loader_server.processor.native_code import native_names, warn_of_unproved_code
 from loader_server.transforms.declare import declaration_of
 from loader_server.transforms.find import built_ins
@@ -30,6 +30,22 @@ def test_a_package_that_is_not_installed_is_importlibs_error() -> None:
 def test_what_the_limits_reach_and_what_is_python_does_not_count() -> None:
     assert native_names(["soxr", "numpy", "rich"], ()) == []
     assert native_names(["pyzmq", "numpy", "msgpack"], ("own.loops",)) == ["msgpack", "own.loops", "pyzmq"]
+
+
+def test_a_package_of_python_counts_by_the_native_code_that_it_requires(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = {"librosa": ["numba", "scipy", "numpy", "pooch"], "pooch": ["librosa"]}
+    monkeypatch.setattr("loader_server.processor.native_code.required_by", lambda name: required.get(name, []))
+    monkeypatch.setattr(
+        "loader_server.processor.native_code.has_native_code", lambda name: name in ("numba", "scipy", "numpy")
+    )
+    assert native_names(["librosa"], ()) == ["numba", "scipy"]
+
+
+def test_requirements_are_installed_packages_without_those_of_extras() -> None:
+    assert {"numpy", "msgpack", "pyzmq"} <= set(required_by("stoker"))
+    assert "ray" not in required_by("stoker")
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        required_by("nowhere")
 
 
 def test_built_in_transforms_with_other_native_packages_declare_that_these_are_safe() -> None:

@@ -111,3 +111,16 @@ def test_one_that_fails_is_logged_and_tried_again(view, plan, monkeypatch, caplo
     assert record.fields == {"stream": "train", "epoch": 3, "group": 8, "error": "MemoryError('no room')"}
     plan.failure = None
     assert view.batches(3, 8) == 308
+
+
+def test_native_code_that_the_level_may_not_reach_is_named_when_a_stream_is_opened(plan, caplog):
+    stream = SimpleNamespace(
+        name="train", plan=plan,
+        digest="plan-1", settings=SimpleNamespace(evaluation=False, mode="lockstep"), samples=7,
+        bad_rows={}, fields=(), shapes=(), producers=0, base_fields=(), carries=False,
+        unproved_code={"own:denoise": ["torch"]},
+    )  # fmt: skip
+    View(stream, CountingThread())
+    (record,) = caplog.records
+    assert "may not keep to the job's processor level" in record.event
+    assert record.fields == {"stream": "train", "used_by": "own:denoise", "code": "torch"}
