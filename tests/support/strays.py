@@ -46,15 +46,15 @@ class Registrar:
             builder=self._builder,
             metrics="",
         )
-        self._socket.send(encode(message))
-        return self._hear()
-
-    def _hear(self) -> m.Message:
-        while True:
-            assert self._socket.poll(60_000), "the coordinator answers"
-            message = decode(self._socket.recv())
-            if isinstance(message, m.Registered | m.Refused):
-                return message
+        # A coordinator drops what one connection sends beyond some hundred messages in a tenth of a second; a real
+        # worker registers again until it is answered.
+        for _ in range(60):
+            self._socket.send(encode(message))
+            while self._socket.poll(1000):
+                answer = decode(self._socket.recv())
+                if isinstance(answer, m.Registered | m.Refused):
+                    return answer
+        raise AssertionError("the coordinator answers")
 
     def convict(self, culprit: m.Culprit) -> None:
         """Say that a sample kills decoders."""
