@@ -130,9 +130,11 @@ class AttachedStream:
         self.results.tick(now_s)
         self.job_end.tick(now_s)
         self._watch_head(now_s)
-        # While workers owe at least half of the prefetch, their answers wake this thread anyway; a wake-up for every
-        # batch that is taken would only cost the consumer.
-        wakes = i.WakeFor(room=2 * self.tickets.unanswered < self.wants.prefetch, slots=self.wants.short_of_slots)
+        # While each worker owes a batch, and all together half of the prefetch, their answers wake this thread anyway;
+        # a wake-up for every batch that is taken would only cost the consumer.
+        owed = self.tickets.unanswered
+        has_room = owed < self.wants.workers or 2 * owed < self.wants.prefetch
+        wakes = i.WakeFor(room=has_room, slots=self.wants.short_of_slots)
         if wakes != self._wakes:
             self._wakes = wakes
             self._out.append(wakes)

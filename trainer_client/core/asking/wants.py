@@ -83,6 +83,11 @@ class Wants:
         #: Batches that are being taken back, before we know whether a consumer was faster.
         self._retracting: set[int] = set()
 
+    @property
+    def workers(self) -> int:
+        """Return how many workers may be asked, as of the last survey; busy ones count."""
+        return len(self._live)
+
     def somebody_can(self, refused: Mapping[int, StokerError]) -> bool:
         """Return whether some worker has not refused the batch (`refused`), was heard lately and takes wants.
 

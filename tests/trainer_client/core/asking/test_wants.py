@@ -76,6 +76,16 @@ class TestAsking:
             lone.push(want)
         assert lone.ordered(i.WakeFor) == [i.WakeFor(room=True, slots=False)]
 
+    def test_a_worker_that_owes_nothing_is_asked_as_soon_as_a_batch_is_taken(self):
+        """With as many batches ahead as workers, each waited for the others' answers before it was asked again."""
+        lone = LoneCore(prefetch=2)
+        wants = lone.with_workers(2)
+        assert lone.core.stream._wakes == i.WakeFor(room=False, slots=False)
+        lone.push(wants[0])
+        assert lone.ordered(i.WakeFor) == [i.WakeFor(room=True, slots=False)]
+        lone.tell(e.Took(0, wants[0].ticket.slot))
+        assert numbers(lone.wants()) == [2]
+
 
 class TestHead:
     def full(self, *, shared=True):
