@@ -68,7 +68,8 @@ def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**4
 def seconds(value: Any, name: str, where: str, *, may_be_zero: bool = False) -> float:
     """Return a time in seconds as float: above 0, or at least 0 if it `may_be_zero`; infinity is allowed.
 
-    Raise SettingsError for any other value, booleans, NaN and numpy's integers included.
+    Raise SettingsError for any other value, booleans, NaN and numpy's integers included, and OverflowError for an
+    integer beyond the floats.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or math.isnan(value) or value < 0 or (value == 0 and not may_be_zero):
@@ -87,13 +88,13 @@ def fields_of_state(state: Any, names: tuple[str, ...], where: str) -> Mapping[s
 
 
 def refused(expected: str, got: Any, where: str) -> SettingsError:
-    """Return the error for a value that a call cannot take; it shows the first 100 characters of the value."""
+    """Return the SettingsError for a value that a call cannot take; it shows 100 characters of the value at most."""
     shown = got if isinstance(got, str) and got.startswith("a state") else repr(got)
     return SettingsError(expected=expected, got=shown[:_SHOWN], where=where, remedy="Correct the call.")
 
 
 def only_here(what: str) -> SettingsError:
-    """Return the error for pickling an object (`what`, in words) that belongs to the process that connected it."""
+    """Return the SettingsError for pickling an object (`what`, in words) of the process that connected it."""
     return SettingsError(
         expected=f"{what} that stays in the process that connected it",
         got="one to be pickled: its connections and its memory cannot be sent",

@@ -301,7 +301,7 @@ def export_model(model: Any, elements: Any, path: Path) -> None:
 
     The SavedModel serves any number of rows. `elements` have the specs of the model's inputs; padded lengths that
     differ between batches are None in them. Print where the model is. Errors of saving are passed on, and leave an
-    earlier export as it was.
+    earlier export as it was; an earlier folder is lost only if the new one cannot be renamed in the end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Written first into a folder whose name nobody can guess: TensorFlow would follow a link that is planted there.

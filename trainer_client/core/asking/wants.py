@@ -232,7 +232,7 @@ class Wants:
         """Lend a free slot; if there is none and `seq` is the head, make room. Return None if there is no slot now.
 
         To make room, order the furthest ready batch to be taken back and return None, because its slot is free only
-        later. Only if no batch is ready, lend the reserve slot, or that of a silent worker.
+        later; until then return None too. Only if no batch is ready, lend the reserve slot, or a silent worker's.
         """
         # After a death gave the head back, prefetched batches may fill all slots, and no batch would be consumed any
         # more. One is taken back at a time: the consumer may be faster, and before we know the outcome the slot is not

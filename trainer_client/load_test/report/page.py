@@ -62,7 +62,7 @@ Point = tuple[float, float]
 
 
 def page(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
-    """Return the report as a whole HTML page, compared with an older test if there is one."""
+    """Return the report as an HTML page, compared with any older one; raise KeyError if a part of either is missing."""
     facts = [f"{name} {value}" for part in ("machine", "versions") for name, value in document[part].items()]
     parts = [
         f"<h1>Load test: {escape(document['mode'])}</h1>",

@@ -158,8 +158,7 @@ def _variables(model: Any) -> list[Any]:
 def plain_value(variable: Any) -> NDArray[np.generic]:
     """Return the value in a dtype that a file of plain arrays can hold.
 
-    Of a dtype that NumPy itself does not have, such as bfloat16, it becomes a float32, which represents a bfloat16
-    exactly.
+    Of a dtype that NumPy lacks, such as bfloat16, it becomes a float32, which represents a bfloat16 exactly.
     """
     value: NDArray[np.generic] = tf.convert_to_tensor(variable).numpy()
     return value if value.dtype.isbuiltin == 1 else value.astype(np.float32)

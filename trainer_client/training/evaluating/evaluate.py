@@ -63,7 +63,7 @@ def evaluate(order: EvaluateOrder) -> int:
     It is 0, or that of DataError if batches were given up. Raise DataError if there is no checkpoint, if all are
     damaged, or if a checkpoint does not fit the model; LostError if the loaders are gone; SettingsError for a stream
     for training, or for a folder, module or metrics that are unfit; and EndedError if the job ends while a single
-    evaluation goes on. Errors of `connect`, of the user's module and of writing are passed on.
+    evaluation goes on. Errors of `connect`, of the user's module, and of reading and writing files are passed on.
     """
     began_s = time.monotonic()
     if order.summaries is not None:
@@ -162,7 +162,7 @@ def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> It
 
 
 def no_checkpoint(folder: CheckpointFolder, *, is_followed: bool = False) -> DataError:
-    """Return the error for a folder without a checkpoint; `is_followed` if one was waited for."""
+    """Return the DataError for a folder without a checkpoint; `is_followed` if one was waited for."""
     remedy = (
         "Train with FeedCheckpoint into this folder, and allow more time with --max-time, if that was all that lacked."
         if is_followed

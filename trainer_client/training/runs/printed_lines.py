@@ -23,7 +23,7 @@ def starting_line(work: str) -> str:
 def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float], *, given_up: int = 0) -> str:
     """Return the line of an evaluation on a stream: loss, metrics, and the number of samples (`rows`).
 
-    If batches were given up, it says that the values are those of a share.
+    If batches were given up, it says that the values are those of a share. Raise KeyError without `rows`.
     """
     results = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
     lacking = f"{given_up} batches were" if given_up > 1 else "1 batch was"
@@ -52,6 +52,6 @@ def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:
 
 
 def spell_time(seconds: float) -> str:
-    """Return a time in seconds as `hours:minutes:seconds`, without fractions."""
+    """Return seconds as `hours:minutes:seconds`, rounded down; raise OverflowError for infinity, ValueError for NaN."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -100,7 +100,7 @@ class EvaluationFollower(JointEvaluation):
         self._is_over = False
 
     def take_part(self, served: ServedModel, model: Any) -> bool:
-        """Take part in an evaluation that is offered; return whether the model's trained values are others now.
+        """Take part in an evaluation that is offered; return whether the model's trained values may be others now.
 
         The first server is asked twice a second at most, and each evaluation is taken part in once. Raise LostError if
         a server or the coordinator does not answer in time, RefusedError if one refuses, ProtocolError if the offer is

@@ -208,9 +208,9 @@ class ServedLoop(BaseLoop):
     def _train_on(self, element: Any) -> float | None:
         """Take one step, and count it or give the batch back; return its loss, or None if none was computed.
 
-        Raise DataError if gradients are not finite after the last retry, SettingsError for a loss or model that the
-        step cannot take, LostError if a server does not answer in time, and RefusedError if one refuses. Errors of the
-        feed are passed on.
+        Raise DataError if gradients are not finite after the last retry, and SettingsError for a loss or model that the
+        step cannot take. Errors of servers, such as LostError, RefusedError and ProtocolError, and of the feed are
+        passed on.
         """
         with self._timed("step"):
             loss, rows, is_in = self._try(element)
