@@ -302,7 +302,7 @@ def find_train_problem(options: argparse.Namespace) -> str:
 
 
 def _find_served_problem(options: argparse.Namespace) -> str:
-    """Return the first option that parameter servers cannot serve, as a problem; "" if none, or by another strategy."""
+    """Return the first problem of an option with parameter servers; "" if there is none, or with another strategy."""
     if options.strategy != "parameter-server":
         return ""
     for flag in ("epochs", "steps"):
@@ -338,7 +338,7 @@ def find_export_problem(path: str) -> str:
 
 
 def find_load_test_problem(options: argparse.Namespace) -> str:
-    """Return the first option of `load-test` that the mode, or --feed or its absence, makes useless; "" if none."""
+    """Return the first problem with an option of `load-test` that the mode, --feed or its lack makes useless, or ""."""
     in_drain = options.mode == "drain", "the mode train with it, because drain simulates no steps"
     with_feed = bool(options.feed), "no --feed with it, because that job has its own"
     conflicts = {"--step-ms": in_drain, "--min-utilisation": in_drain, "--workers": with_feed, "--seed": with_feed}

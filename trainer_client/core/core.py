@@ -126,7 +126,7 @@ class Core:
                 self.strays += not isinstance(message, m.Noted | m.Members | m.Failing)
 
     def _leave_world(self, is_over: bool, reason: str) -> None:  # noqa: FBT001 - it is what is asked
-        """End the feed, once, if our elastic world is over; the user then joins the next one."""
+        """End the feed, once, by a WorldChangedError if our elastic world is over; the user then joins the next one."""
         # The news may come twice: as the answer to a request, and by itself.
         if is_over and not self._is_out:
             self._is_out = True

@@ -383,7 +383,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
                 yield element
 
     def _observed(self, take: Callable[[], Any]) -> Any:
-        """Return what `take` returns; at the end count the pass, or raise LostError. Raise the feed's error, if any."""
+        """Return `take()`; at its end count the pass as `on_ended` does. Raise the feed's error for TensorFlow's."""
         try:
             return take()
         except StopIteration:

@@ -59,9 +59,9 @@ def train(order: TrainOrder) -> None:
     """Train until the target is reached, with the strategy that the order names.
 
     Folders, validation streams and the user's module are checked before the training feed attaches: raise
-    SettingsError, DataError, LostError, RefusedError or MachineError for what is wrong there, before a rank is taken.
-    Errors of attaching and of the loop, a KeyboardInterrupt among them, are passed on, and then nothing is exported;
-    those of the export are passed on as well.
+    SettingsError, DataError, LostError, RefusedError or MachineError for what is wrong there, and any error of the
+    module's functions, before a rank is taken. Errors of attaching and of the loop, a KeyboardInterrupt among them, are
+    passed on, and then nothing is exported; those of the export are passed on as well.
     """
     if order.export is not None:
         _refuse_to_replace(order.export)
@@ -100,7 +100,8 @@ def _train_with_servers(order: TrainOrder) -> None:
     """Train as one of several workers, or serve as a parameter server, by this process's role.
 
     Raise SettingsError for validation by steps, as workers take no steps together, and for a role, a folder, keys or a
-    module that are unfit. Errors of serving, of connecting, of the loop and of the export are passed on.
+    module that are unfit. Errors of the module's functions, of serving, of connecting, of the loop and of the export
+    are passed on.
     """
     from trainer_client.training.servers import command as servers
 

@@ -320,8 +320,9 @@ class ShardHolders:
     def holder(self, entry: Entry, live: Sequence[KnownWorker], now_s: float) -> KnownWorker | None:
         """Return the worker to ask for this batch: the holder of its shard, or another that did not refuse the batch.
 
-        Another worker is chosen if the holder is gone or refused this batch. Return None if the chosen worker is busy
-        or holds a ticket for the batch already, or if no live worker is left that has not refused it.
+        The first eight batches of a shard go by its present share among the live workers. Another worker is chosen if
+        the holder is gone or refused this batch. Return None if the chosen worker is busy or holds a ticket for the
+        batch already, or if no live worker is left that has not refused it.
         """
         able = [worker for worker in live if worker.incarnation not in entry.refused]
         if not able:

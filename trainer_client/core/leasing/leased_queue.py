@@ -100,7 +100,7 @@ class LeasedQueue:
                 raise AssertionError(f"{event} in queue mode")
 
     def receive(self, message: m.Leases | m.Recalled, now_s: float) -> bool:
-        """Take in an answer about leases, or a call to send a message; return False if no open message expects it."""
+        """Take in a call for a message, or an answer about leases; return False for an answer to no open message."""
         if isinstance(message, m.Leases):
             return self.leases.receive(message, now_s) or self.end.receive(message, now_s)
         self.leases.call()

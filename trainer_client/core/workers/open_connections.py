@@ -247,7 +247,7 @@ class Connections:
                     connection.greet_at(now_s + _NOT_YET_S)
 
     def _note_up(self, connection: Connection, now_s: float) -> None:
-        """Note that the connection is up, and send Hello."""
+        """Note that the connection is up, after a break that was missed if it was up already, and send Hello."""
         if connection.state is not ConnectionState.DOWN:  # it broke and came back before we noticed
             self._note_down(connection, now_s)
         connection.move("up", now_s)
@@ -273,7 +273,7 @@ class Connections:
             self._greet(connection, now_s)
 
     def _greet(self, connection: Connection, now_s: float) -> None:
-        """Send Hello with a lock byte that no worker has locked yet."""
+        """Send Hello with a lock byte that no worker has locked yet; without an answer it is due again 0.5 s later."""
         # Two incarnations must never share a byte: the lock of one would count as proof that the other is alive.
         if not connection.lock_byte:
             connection.offer(self._lock_bytes)

@@ -181,7 +181,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._wrap()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Start the epoch's clock; by now `fit` has read where to begin."""
+        """Note the epoch and the feed's, start the clock, and clear where `fit` begins, which it has read by now."""
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore
         self._epoch, self._feed_epoch = epoch, self._session.cursor.at.epoch
         self._watch = StopWatch()

@@ -67,8 +67,7 @@ class SavedRun:
         """Commit one checkpoint, whole or not at all; return its path, or None in a process that does not write.
 
         Arrays of `tables` are written as they come, and their errors are passed on. The cursor `feed` has to be taken
-        together with the variables. Raise MachineError or OSError if the system refuses to write. WorldChangedError of
-        `write` passes through.
+        together with the variables. Raise MachineError or OSError if the system refuses to write.
         """
         record = {
             "epoch": totals.epochs,

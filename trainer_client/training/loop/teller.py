@@ -211,6 +211,7 @@ def progress_line(
 
     `place` is the epoch, with a fraction for the part of it that is done, and the step. Without samples there is no
     loss, and with `left_s` None no time that is left. By `scope` it says which figures are of this process alone.
+    Errors of `spell_time` pass through, as for infinity.
     """
     epoch, step = place
     loss_text = "no samples" if loss is None else f"loss {loss:.4f}"

@@ -46,7 +46,7 @@ def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float]
 def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:
     """Return the line of a run that ended in good order: `FINISHED:`, its totals and time, and why.
 
-    An empty `why` is left out; it is given for a run that can end in several ways.
+    An empty `why` is left out; it is given for a run that can end in several ways. Errors of `spell_time` pass through.
     """
     return f"FINISHED: {', '.join([*totals, spell_time(seconds)])}{f': {why}' if why else ''}"
 

@@ -70,7 +70,8 @@ class EvaluationLeader(JointEvaluation):
         """Offer the cut that was just read into the model while the block evaluates it.
 
         It is not offered if it is not evaluated after so many epochs, if no stream's batches are leased, or if servers
-        have moved. Raise LostError if the first server does not answer in time, and RefusedError if it refuses.
+        have moved. Raise LostError if the first server does not answer in time, RefusedError if it refuses, and
+        ValueError if the model's name is longer than 200 characters.
         """
         if not self._streams or epochs % self._every:
             yield

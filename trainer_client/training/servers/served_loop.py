@@ -226,10 +226,7 @@ class ServedLoop(BaseLoop):
         return loss
 
     def _steps_done(self) -> int:
-        """Return how many steps of all workers are applied, as checkpoints and reports count them.
-
-        Callbacks find the number in their `params`.
-        """
+        """Return how many steps of all workers are applied, as checkpoints count them, and note it in `params`."""
         steps = max(self._progress.steps, self._served.heard_version)
         self._params[STEPS_DONE] = steps
         return steps
@@ -473,7 +470,8 @@ class ServedLoop(BaseLoop):
     def _commit(self, cut: dict[str, Any] | None) -> bool:
         """Commit a cut, as long as nothing else was trained or pulled; return whether there was one.
 
-        Raise MachineError or OSError if the system refuses to write. WorldChangedError of `commit` passes through.
+        Return False too if servers have moved. Raise LostError or RefusedError if one does not answer in time or
+        refuses while tables are read, and MachineError or OSError if the system refuses to write.
         """
         if cut is None:
             return False

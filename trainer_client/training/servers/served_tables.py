@@ -110,7 +110,7 @@ class ServedTables:
 
     @contextmanager
     def raising_failures(self) -> Iterator[None]:
-        """Raise the error of a lookup in the block, in place of the one that TensorFlow makes of it."""
+        """Raise the error of a lookup in the block, in place of the one that TensorFlow makes of it; others pass."""
         try:
             yield
         except tf.errors.OpError:
