@@ -77,7 +77,7 @@ class LoadTestOrder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings that affect the figures: `step_ms` is None in drain, `workers` and `seed` are our own job's."""
+        """Return the settings that affect the figures: `step_ms` None in drain, `workers` and `seed` of our own job."""
         run = self.run
         own_job = {} if run.endpoint else {"workers": self.workers, "seed": self.seed}
         return {
