@@ -196,8 +196,8 @@ class AttachedStream:
     def hear_coordinator(self, message: m.Message, now_s: float) -> bool:
         """Handle a message about the stream; return False if it was not expected.
 
-        Expected are a list of workers, a failing worker, a result, the job's end, a receipt, which changes nothing, and
-        in queue mode a call, and an answer to an open message.
+        Expected are a list of workers, a failing worker, an answer about an open result, the job's end, a receipt,
+        which changes nothing, and in queue mode a call, and an answer to an open message.
         """
         match message:
             case m.Members():

@@ -268,7 +268,7 @@ def _named(path: Path, arrays: Mapping[str, NDArray[np.generic]], record: Mappin
 def _values_of_arrays(path: Path) -> dict[str, Any]:
     """Return the values of a checkpoint's model, or the arrays of any other .npz file, by name.
 
-    Raise DataError if the file cannot be read.
+    Raise DataError if the file cannot be read, or is a checkpoint that does not name its variables.
     """
     try:
         with np.load(path, allow_pickle=False) as members:

@@ -223,8 +223,8 @@ class TrainingLoop(BaseLoop):
         """Warm up, restore the newest checkpoint and begin the run from there.
 
         Raise DataError if all checkpoints are damaged or the newest does not fit the model, or if replicas differ, and
-        SettingsError for a model, loss or cursor that does not fit; errors of the strategy, of attaching, of writing
-        and of callbacks are passed on.
+        SettingsError for a model, loss or cursor that does not fit; errors of `_warm_up`, of the strategy, of
+        attaching, of initial values, of reading and writing, and of callbacks are passed on.
         """
         with self._timed("warm_up"):
             self._warm_up()

@@ -71,7 +71,7 @@ class EvaluationLeader(JointEvaluation):
 
         It is not offered if it is not evaluated after so many epochs, if no stream's batches are leased, or if servers
         have moved. Raise LostError if the first server does not answer in time, RefusedError if it refuses, and
-        ValueError if the model's name is longer than 200 characters.
+        ValueError if the model's name is longer than 200 characters. If the block raises, the offer is not ended.
         """
         if not self._streams or epochs % self._every:
             yield

@@ -312,7 +312,7 @@ class ServedLoop(BaseLoop):
         Raise LostError if servers or their shares stay away, DataError if the chief's checkpoint is damaged or does not
         fit, SettingsError if servers hold another model, MachineError or OSError if the chief cannot write, and
         KeyboardInterrupt if a worker is interrupted while it waits. Errors of callbacks and of the feed are passed on,
-        and RefusedError if a server refuses.
+        and RefusedError or ProtocolError of a server.
         """
         self._saved.mark(finished=False)
         self._model.stop_training = False
