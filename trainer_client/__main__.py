@@ -8,7 +8,8 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code.
 
-    SIGTERM ends it with code 143, even while modules are imported.
+    SIGTERM ends it with code 143, even while modules are imported. Errors that commands expect are printed and set the
+    code; any other exception passes through.
     """
     end_at_sigterm()
     from trainer_client.cli import main as run_command  # slow: SIGTERM is handled by now

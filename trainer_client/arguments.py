@@ -67,7 +67,7 @@ def command_named(
     run: Callable[[argparse.Namespace], int],
     texts: tuple[str, str, str],
 ) -> argparse.ArgumentParser:
-    """Add and return a command; `texts` are its purpose in a line, its description, and examples."""
+    """Add and return a command, which sets `options.run`; `texts` are its purpose, its description, and examples."""
     line, full, examples = texts
     command = commands.add_parser(
         name,
@@ -134,7 +134,7 @@ def add_job(command: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def _module(text: str) -> str:
-    """Parse `MODULE` or `MODULE:NAME`; raise ArgumentTypeError otherwise."""
+    """Return `MODULE` or `MODULE:NAME` as it is; raise ArgumentTypeError otherwise, and if `.py` ends the module."""
     module, colon, name = text.partition(":")
     parts = module.split(".")
     if parts[-1] == "py" or not all(map(str.isidentifier, parts)) or (colon and not name.isidentifier()):
@@ -145,7 +145,7 @@ def _module(text: str) -> str:
 
 
 def endpoint(text: str) -> str:
-    """Parse a coordinator's endpoint, or the file that holds it; raise ArgumentTypeError otherwise."""
+    """Return a coordinator's endpoint, tcp:// or file:// with an absolute path; raise ArgumentTypeError otherwise."""
     try:
         check_coordinator(text, where="it")
     except SettingsError as error:
@@ -275,7 +275,7 @@ def find_unheeded(options: argparse.Namespace, needed: Mapping[str, str]) -> str
 def _is_given(options: argparse.Namespace, flag: str) -> bool:
     """Return whether an option was given; 0 counts as given.
 
-    None, an empty text or list, and a flag that is off do not.
+    None, an empty text or list, and a flag that is off do not. Of a tuple, the first entry decides.
     """
     value = getattr(options, flag.removeprefix("--").replace("-", "_"))
     if isinstance(value, tuple):  # an address, and what may come with it
@@ -285,7 +285,7 @@ def _is_given(options: argparse.Namespace, flag: str) -> bool:
 
 
 def find_train_problem(options: argparse.Namespace) -> str:
-    """Return the first problem with the arguments of `train`, or "" if there is none."""
+    """Return the first problem with the arguments of `train`, such as an option that would be ignored; "" if none."""
     if options.epochs is None and options.steps is None and options.max_time is None:
         return "one of --epochs, --steps and --max-time is needed, or training would have no end"
     judges = options.validate or []
@@ -302,7 +302,7 @@ def find_train_problem(options: argparse.Namespace) -> str:
 
 
 def _find_served_problem(options: argparse.Namespace) -> str:
-    """Return the problem with options that parameter servers cannot serve, or "" if there is none."""
+    """Return the first problem of an option with parameter servers; "" if there is none, or with another strategy."""
     if options.strategy != "parameter-server":
         return ""
     for flag in ("epochs", "steps"):
@@ -326,7 +326,7 @@ def _find_served_problem(options: argparse.Namespace) -> str:
 
 
 def find_export_problem(path: str) -> str:
-    """Return the problem with the path of an exported model, or "" if it names one of the two kinds."""
+    """Return the problem with an exported model's path; "" if its suffix is .keras, a version such as .2, or none."""
     name = path.rstrip("/").rpartition("/")[2].lstrip(".")
     suffix = name[name.rfind(".") :] if "." in name else ""
     if suffix in ("", ".keras") or _VERSION.fullmatch(suffix):
@@ -338,7 +338,7 @@ def find_export_problem(path: str) -> str:
 
 
 def find_load_test_problem(options: argparse.Namespace) -> str:
-    """Return the first problem with the arguments of `load-test`, or "" if there is none."""
+    """Return the first problem with an option of `load-test` that the mode, --feed or its lack makes useless, or ""."""
     in_drain = options.mode == "drain", "the mode train with it, because drain simulates no steps"
     with_feed = bool(options.feed), "no --feed with it, because that job has its own"
     conflicts = {"--step-ms": in_drain, "--min-utilisation": in_drain, "--workers": with_feed, "--seed": with_feed}

@@ -66,7 +66,7 @@ class Batch(dict[str, Any]):
         self._feed = feed
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """Return what another process gets: the bytes, without the feed, which only this one has."""
+        """Return what another process gets: all but the feed, so that `done` and its like raise SettingsError there."""
         state = {name: getattr(self, name) for name in self.__slots__}
         return None, state | {"_settle": None, "_feed": None}
 

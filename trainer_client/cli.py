@@ -35,7 +35,10 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command that the arguments name (None: those of the process), and end the process with its exit code."""
+    """Run the command that the arguments name (None: those of the process), and end the process with its exit code.
+
+    Errors that commands expect are printed and set the code; any other exception passes through.
+    """
     run_command(_parser(), arguments)
 
 

@@ -41,6 +41,8 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
 ) -> tf.data.Dataset:
     """Have the workers of a job make a data set, and return it as it comes from there.
 
+    ValueError comes for a job's or stream's name that is longer than 200 characters.
+
     Args:
         dataset: The data set, whose graph is sent to the workers.
         endpoint: As for `connect`.
@@ -56,7 +58,8 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
 
     Raises:
         SettingsError: The data set's graph cannot be sent, an argument makes no sense, or the stream is in queue mode.
-        RefusedError: The job accepts no graphs, or the stream has another one already.
+        RefusedError: The job accepts no graphs, the stream has another one already, or the data set cannot be run
+            there; or as for `connect`.
         LostError: The coordinator did not answer in time.
         StokerError: This process may open too few files, or has too little address space left.
 

@@ -131,7 +131,7 @@ class Feed:
         return self._session.open()
 
     def interrupt(self, error: BaseException) -> None:
-        """Raise an error in every reader that waits for a batch, now or later; may be called from any thread.
+        """Raise an error in all readers, present and later, unless one stopped them before; any thread may call it.
 
         Args:
             error: The exception to raise there.

@@ -107,7 +107,7 @@ class AttachedStream:
         """Take in an Attached message, the first one or one after the coordinator was away.
 
         Learn the group size of later epochs, connect to the listed workers, and have the sharing of batches go on, or
-        begin anew if a checkpoint is restored (`restores`).
+        begin anew if a checkpoint is restored (`restores`). Raise ValueError if the world exceeds the group.
         """
         # The answer's list of workers may be short: a coordinator that was just restarted knows only a few. So the list
         # opens connections here, and closes none.
@@ -118,7 +118,8 @@ class AttachedStream:
     def decide(self, now_s: float) -> None:
         """Append the instructions that follow from everything that happened in this turn.
 
-        The error of the feed passes through if a head is late for too long or fails.
+        An instruction to end the feed is among them if the head is late for too long. Raise ValueError if the world
+        exceeds the group.
         """
         if now_s >= self._tick_s:
             self._tick(now_s)
@@ -153,7 +154,7 @@ class AttachedStream:
     def take(self, event: e.Event, now_s: float) -> None:
         """Handle an event that concerns the stream or its workers; raise AssertionError for any other event.
 
-        ValueError of `open` passes through.
+        Raise ValueError if a reader is opened and the world exceeds the group.
         """
         match event:
             case e.Took():
@@ -197,7 +198,8 @@ class AttachedStream:
     def hear_coordinator(self, message: m.Message, now_s: float) -> bool:
         """Handle a message about the stream; return False if it was not expected.
 
-        Errors of the stream's way of sharing batches pass through.
+        Expected are a list of workers, a failing worker, an answer about an open result, the job's end, a receipt,
+        which changes nothing, and in queue mode a call, and an answer to an open message.
         """
         match message:
             case m.Members():
@@ -220,7 +222,8 @@ class AttachedStream:
     def hear_worker(self, event: e.WorkerSent, now_s: float) -> bool:
         """Handle a worker's message; return False if it was not expected, or the connection serves no worker.
 
-        A Welcome, a refusal and an answer to a question are always expected. ValueError of `learn` passes through.
+        A Welcome, a refusal and an answer to a question are always expected. Raise ValueError if the number of batches
+        of an epoch is learnt and the world exceeds the group.
         """
         match event.message:
             case m.Welcome() | m.Refused():

@@ -205,8 +205,7 @@ class Attachment:
     def come_back(self, now_s: float) -> None:
         """Attach again where a caller attached last: the coordinator was restarted or lost us, and does not know us.
 
-        In queue mode there is no such cursor, because the coordinator knows the position. Do nothing if a request is
-        open already, or the feed is over.
+        In queue mode the coordinator knows the position. Do nothing if a request is open already, or the feed is over.
         """
         if not self._open and not self._is_over:
             self.ask(self._attached_at, now_s, waiting=None)

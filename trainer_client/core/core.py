@@ -54,7 +54,7 @@ class Core:
         """Take in the events of a turn; return the instructions that follow, in the order to carry them out.
 
         If the last turn was more than half a heartbeat timeout ago, this process stalled, and all timers are restarted
-        first. ProtocolError of `_take` passes through.
+        first. Errors of the feed are instructions; only a world that exceeds the group raises ValueError.
         """
         # A process that was stopped finds everyone silent when it goes on, and would give up all workers at once.
         if self.stream is not None and now_s - self._seen_s > self.stream.spec.heartbeat_timeout_s / 2:
@@ -126,7 +126,7 @@ class Core:
                 self.strays += not isinstance(message, m.Noted | m.Members | m.Failing)
 
     def _leave_world(self, is_over: bool, reason: str) -> None:  # noqa: FBT001 - it is what is asked
-        """End the feed, once, if our elastic world is over; the user then joins the next one."""
+        """End the feed, once, by a WorldChangedError if our elastic world is over; the user then joins the next one."""
         # The news may come twice: as the answer to a request, and by itself.
         if is_over and not self._is_out:
             self._is_out = True
@@ -135,8 +135,8 @@ class Core:
     def _on_attached(self, answer: m.Attached, now_s: float) -> None:
         """Become attached, or take in what changed while the coordinator was away; refuse an answer of another plan.
 
-        Ignore an answer that `Attachment.agree` does not accept. A refusal for another plan goes to the waiting caller,
-        or ends the feed if no caller waits. ProtocolError of `agree` passes through.
+        Do nothing more with an answer that `Attachment.agree` does not accept. A refusal for another plan goes to the
+        waiting caller, or ends the feed if no caller waits. Raise ValueError if the world exceeds the group.
         """
         if not self.attachment.agree(answer, now_s):
             return

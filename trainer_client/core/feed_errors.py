@@ -39,7 +39,7 @@ def job_ended() -> EndedError:
 
 
 def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:
-    """Return the error for a batch whose bytes, layout or number are not those that were asked for."""
+    """Return the PeerError for a batch whose bytes, layout or number are not those that were asked for."""
     return PeerError(
         expected="a batch with the digest and layout that its header names",
         got="other bytes, from every worker that was asked",
@@ -51,7 +51,8 @@ def wrong_bytes(worker: str, batch: UpcomingBatch) -> StokerError:
 def failing_machines(entry: Entry, last: StokerError) -> StokerError:
     """Return the MachineError for a batch that several machines failed at, through no fault of the data.
 
-    It names every reason once, with its machines; what was expected, and what to do, come from the last failure.
+    It names every reason once, with its machines, in up to 4000 characters; what was expected, and what to do, come
+    from the last failure.
     """
     return MachineError(
         expected=last.expected,
@@ -78,7 +79,7 @@ def _times(count: int) -> str:
 
 
 def other_plan(ours: str, theirs: str) -> StokerError:
-    """Return the error for a coordinator whose plan is not the one that this run is trained on."""
+    """Return the RefusedError, code "plan", for a coordinator whose plan is not the one that this run is trained on."""
     return RefusedError(
         code="plan",
         expected=f"plan {ours}, which this run is trained on",
@@ -97,7 +98,7 @@ def refused_by_all(last: StokerError, refused: int, listed: int) -> StokerError:
 
 
 def world_over(reason: str) -> StokerError:
-    """Return the error for an elastic world that is over because trainers came or went."""
+    """Return the WorldChangedError for an elastic world that is over because trainers came or went."""
     return WorldChangedError(
         expected="the elastic world to go on",
         got=reason,
@@ -115,7 +116,7 @@ _AFTER_LOSS = {
 
 
 def book_lost(stream: str, work: str, saved: str) -> StokerError:
-    """Return the error for a coordinator that lost its journal, and with it the book of this trainer's leases.
+    """Return the RefusedError, code "lost", for a coordinator that lost its journal, and so this trainer's leases.
 
     `saved` describes the last checkpoint, empty if there is none.
     """
@@ -130,7 +131,7 @@ def book_lost(stream: str, work: str, saved: str) -> StokerError:
 
 
 def leases_withheld(stream: str, job: str, timeout_s: float) -> StokerError:
-    """Return the error for a coordinator that is gone, or withholds leases because it cannot write its journal."""
+    """Return the LostError for a coordinator that is gone, or withholds leases as it cannot write its journal."""
     return LostError(
         expected=f"the coordinator to lease batches, or to say that there are none, within {timeout_s:g} s",
         got="no answer",

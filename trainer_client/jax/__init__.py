@@ -67,7 +67,7 @@ class FeedArrays:
     def _array(self, array: NDArray[Any]) -> jax.Array | NDArray[Any]:
         """Return the array as one of JAX, or as it is if JAX would cut its 64 bits.
 
-        With a sharding, it is this process's part of an array of all processes.
+        With a sharding, it is this process's part of an array of all processes. Errors of JAX pass through.
         """
         if array.dtype.itemsize >= _WIDE and not jax.config.jax_enable_x64:
             return array

@@ -25,7 +25,7 @@ _SERVER_KEY = 0
 
 
 def initial_rows(form: TableForm, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return a row of `form.dim` numbers for each id, in the order of the ids."""
+    """Return a row of `form.dim` numbers for each id, in order; they depend on nothing but the form and the id."""
     shape = (len(ids), form.dim)
     if form.initializer == "constant":
         return np.full(shape, form.first, np.float32)

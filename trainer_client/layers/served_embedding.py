@@ -125,6 +125,7 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc] # Keras has no 
         """Return the rows of these ids, in a tensor with one axis more.
 
         In a training step that is none of `--strategy parameter-server`, Keras raises RuntimeError with our words.
+        Errors of the source of rows, as of lost servers, reach the caller as TensorFlow's.
 
         Args:
             ids: Integers, in a tensor of any shape.
@@ -255,7 +256,7 @@ _COLLECTING = threading.local()
 def collecting_lookups(tape: Any, *, is_on: bool) -> Iterator[list[Lookup]]:
     """Collect the rows that tables look up within the block; the tape watches them.
 
-    If it is not on, tables refuse to be looked up there in training.
+    If it is not on, tables that are looked up there in training, in this thread, raise SettingsError.
     """
     before, collected = getattr(_COLLECTING, "now", None), list[Lookup]()
     _COLLECTING.now = (tape, collected) if is_on else None
@@ -282,7 +283,7 @@ def _note_lookup(lookup: Lookup) -> None:
 
 
 def _initializer(given: Any) -> tuple[str, float, float]:
-    """Return the kind of an initializer and its numbers; raise SettingsError for one of another kind."""
+    """Return an initializer's kind and numbers; raise SettingsError for other kinds, ValueError for a dict of none."""
     if isinstance(given, dict):  # of a saved model
         given = keras.initializers.get(given)
     if isinstance(given, str) and given in _NAMED:

@@ -77,7 +77,7 @@ class LoadTestOrder:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings that affect the figures, by name; `step_ms` is None unless steps are simulated."""
+        """Return the settings that affect the figures: `step_ms` None in drain, `workers` and `seed` of our own job."""
         run = self.run
         own_job = {} if run.endpoint else {"workers": self.workers, "seed": self.seed}
         return {
@@ -100,7 +100,8 @@ def load_test(order: LoadTestOrder) -> int:
     It is 0 if nothing is broken, else the highest code of the trainers' errors, at least 1. Raise SettingsError if the
     report's folder cannot be written or the older report cannot be read, JobError if our own loaders do not start,
     AttachError if a trainer cannot attach, CrewError if a process of the test ends early, ValueError if there are more
-    trainers than batches in a group, and KeyboardInterrupt at Ctrl-C or SIGTERM.
+    trainers than batches in a group, KeyError if the older report lacks a part, OSError if a process cannot be started
+    or the disk is full, and KeyboardInterrupt at Ctrl-C or SIGTERM.
     """
     # Before anything runs: a folder or an old report that is of no use would be noticed only after minutes.
     if order.report is not None:
@@ -121,7 +122,7 @@ def load_test(order: LoadTestOrder) -> int:
 def _document(order: LoadTestOrder) -> dict[str, Any]:
     """Run all repeats and return the report's document: settings, machine, figures, runs.
 
-    Raise JobError, AttachError, CrewError, ValueError and KeyboardInterrupt as `load_test` does.
+    Raise JobError, AttachError, CrewError, ValueError, OSError and KeyboardInterrupt as `load_test` does.
     """
     described = machine()  # first, because it has the load before the test
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -143,11 +144,11 @@ def _document(order: LoadTestOrder) -> dict[str, Any]:
 
 
 def _run(order: LoadTestOrder, repeat: int) -> dict[str, Any]:
-    """Run one repeat, with loaders of its own unless running ones were named, and return its figures.
+    """Run one repeat, with its own loaders unless running ones were named; return figures, exit code and curves.
 
     Raise JobError if our own loaders do not start, AttachError if a trainer cannot attach, CrewError if a process of
     the test ends early, ValueError if there are more trainers than batches in a group, and KeyboardInterrupt at Ctrl-C
-    or SIGTERM. OSError of `OwnJob` passes through.
+    or SIGTERM. OSError of `OwnJob` and of `conduct` passes through.
     """
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())

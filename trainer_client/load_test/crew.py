@@ -141,7 +141,7 @@ def _hear(timeout_s: float | None) -> dict[str, Any]:
 def main() -> None:
     """Run the crew, and end the process with exit code 0; stop its trainers if the conductor closes our input.
 
-    The first report has the trainers that could not attach.
+    The first report has the trainers that could not attach. Any other exception passes through.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the conductor closes our input instead
     allow_many_files()

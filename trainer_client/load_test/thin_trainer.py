@@ -81,7 +81,7 @@ class ThinTrainer(threading.Thread):
         self._go.set()
 
     def stop(self) -> None:
-        """Stop training, and end a wait for a batch; safe from any thread."""
+        """Stop after the step in hand, and end a wait for a batch, but not for attaching; safe from any thread."""
         self._stopped = True
         self._go.set()
         if self._feed is not None:
@@ -188,7 +188,7 @@ class ThinTrainer(threading.Thread):
             self._first_end_s = now_s
 
     def result(self) -> dict[str, Any]:
-        """Return its counts and laps as plain values, with its error ("" if none) and exit code."""
+        """Return its counts and laps as plain values, with its error ("" if none) and the error's exit code."""
         tally = self.tally
         return {
             "rank": self.rank,

@@ -181,7 +181,7 @@ def _first_answer(client: CoordinatorClient, endpoint: str, timeout_s: float) ->
 
 
 def nobody_answers(endpoint: str, got: str, timeout_s: float) -> LostError:
-    """Return the error for a coordinator that does not answer in time; `got` is its last word, or "no answer"."""
+    """Return the LostError for a coordinator that does not answer in time; `got` is its last word, or "no answer"."""
     return LostError(
         expected=f"a coordinator that answers within {timeout_s:g} s",
         got=got,

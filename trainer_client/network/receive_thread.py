@@ -41,7 +41,7 @@ class TakesTurns(Protocol):
     """The part of a receiver that its thread uses."""
 
     def turn(self, ready: set[object], /) -> int:
-        """Run one turn with these ready sockets; return how long to wait for the next one, in ms."""
+        """Run one turn with these ready sockets; return the wait for the next one, in ms. An error stops the feed."""
 
     def fail(self, error: BaseException, /) -> None:
         """Stop the feed with this error, which waiting and later callers get."""
@@ -163,7 +163,6 @@ def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
 
     The coordinator is then notified that we leave. An error in opening the wires or in a turn is not raised here: it
     stops the feed, so that the consumer raises it, and nothing is sent. Wires that were opened are closed in any case.
-    SettingsError of `close` passes through.
     """
     pause_ms = 0
     try:
@@ -218,7 +217,7 @@ def _lose_threads() -> None:
 
 
 def used_after_fork(name: str) -> SettingsError:
-    """Return the error for a feed that is used in a forked child of the trainer with this name."""
+    """Return the SettingsError for a feed that is used in a forked child of the trainer with this name."""
     return SettingsError(
         expected=f"a feed that is used by the process that connected it, {name}",
         got=f"process {os.getpid()}, which was forked from it and has no connection to the loaders",

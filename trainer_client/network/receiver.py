@@ -168,7 +168,7 @@ class Receiver:
         return self._wait_answered(self._request(e.StateAsked), "the coordinator to say what is done")
 
     def ask_sums(self) -> i.AnswerSums:
-        """Return the sums of the named evaluation, None while batches are unsettled; they include all our reports.
+        """Return the named evaluation's sums, with all our reports; they are None while any batch is unsettled.
 
         Raise LostError if no answer comes within `lost_timeout_s`, or the error of a feed that fails or is closed.
         """
@@ -197,7 +197,7 @@ class Receiver:
         return answer
 
     def report_results(self, results: e.ResultsReported, *, whole: bool) -> Future[m.Aggregate]:
-        """Report results or raise SettingsError; return the future of the first answer, or of the `whole` one."""
+        """Report results; return the future of the first or `whole` answer. Raise SettingsError if out of bounds."""
         refuse_unsendable(results_message(self.settings.core, results), "results")
         serial, answer = self._answers.expect(of_all=whole)
         self.outbox.tell(replace(results, serial=serial))
@@ -286,7 +286,7 @@ class Receiver:
         return self.outbox.error
 
     def at_end(self, close: Callable[[], object]) -> None:
-        """Have `close` called as the thread ends, or now if it has; it may wait, but not reference the receiver."""
+        """Have `close` called as the thread ends, or now (errors pass) if it has; it may wait, but not refer to us."""
         self._wires.at_end.append(close)
         if not self._thread.is_alive():
             close()

@@ -103,8 +103,7 @@ class SealedConnection:
     def expect(self, port: int) -> None:
         """Connect to the port that the worker sends payloads from, or hang up if it is 0.
 
-        A connection to that port stays as it is. A failure is logged, and mended at a later Pong. SettingsError of
-        `_follow` passes through.
+        A connection to that port stays. A failure is logged, and mended at a later Pong; only SettingsError is raised.
         """
         self._port = port
         self._follow()
@@ -218,7 +217,7 @@ class SealedConnection:
         return self._opener is not None and self._opener.number < pong.sealed
 
     def close(self) -> None:
-        """Hang up; do nothing if it is not connected; SettingsError of `renew` passes through."""
+        """Hang up, for good unless `expect` names a port again; do nothing if it is not connected."""
         # Not by way of `expect`: after a failed `renew` the former socket is still open, and the context waits for it.
         self._port = 0
         self.renew()

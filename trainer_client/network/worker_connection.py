@@ -186,9 +186,6 @@ class WorkerConnection:
         self.socket.close(linger=linger)
 
     def close(self) -> None:
-        """Hang up both connections; messages that libzmq has queued get 100 ms to leave.
-
-        SettingsError of `close` passes through.
-        """
+        """Hang up both connections; messages that libzmq has queued get 100 ms to leave."""
         self.sealed.close()
         self._hang_up(linger=100)

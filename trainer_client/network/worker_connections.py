@@ -74,10 +74,7 @@ class WorkerConnections:
         self._poll(order.connection_id)
 
     def close(self, order: i.Close) -> Iterator[e.Event]:
-        """Close a connection, if there is one with this id; yield nothing.
-
-        SettingsError of `_drop` passes through.
-        """
+        """Close a connection, if there is one with this id, and drop its queued messages; yield nothing."""
         self._drop(order.connection_id)
         yield from ()
 
@@ -95,7 +92,7 @@ class WorkerConnections:
         """Replace a connection; yield `ConnectionFailed`, and drop it, if its endpoint can never be connected to.
 
         If libzmq refuses, as without a free descriptor, log a warning: the former connection stays, and the core will
-        order this again. SettingsError of `_drop` passes through.
+        order this again.
         """
         connection = self._connections[order.connection_id]
         self._forget_sockets(order.connection_id)
@@ -242,10 +239,7 @@ class WorkerConnections:
         return self._fallbacks + sum(connection.sealed.fallbacks for connection in list(self._connections.values()))
 
     def close_all(self) -> None:
-        """Close all connections; what libzmq has queued on them gets 100 ms to leave.
-
-        SettingsError of `close` passes through.
-        """
+        """Close all connections; what libzmq has queued on them gets 100 ms to leave."""
         for connection in self._connections.values():
             connection.close()
 

@@ -43,7 +43,8 @@ class BatchMaker:
     def make(self, offered: OfferedBatch, settle: Callable[..., None] | None = None) -> Batch:
         """Return the batch in this item's slot; `settle`, in queue mode, reports its outcome.
 
-        It views the slot, or holds a copy if the consumer keeps nearly all slots or the slot is the reserve.
+        It views the slot, or holds a copy if the consumer keeps nearly all slots or the slot is the reserve. Errors of
+        `on_short_of_slots` pass through.
         """
         layout = self._layout_of(offered)
         data = self._bytes_of(offered, layout)
@@ -57,7 +58,8 @@ class BatchMaker:
     def _bytes_of(self, offered: OfferedBatch, layout: Layout) -> NDArray[np.uint8]:
         """Return the slot's bytes, which keep the slot lent as long as they live, or a copy of them.
 
-        It is a copy if the slot is the reserve, or if the consumer holds nearly all slots.
+        It is a copy if the slot is the reserve, or if the consumer holds nearly all slots. Errors of
+        `on_short_of_slots` pass through.
         """
         receiver = self._receiver
         data = receiver.memory.slot(offered.slot)[: layout.nbytes]
@@ -69,7 +71,7 @@ class BatchMaker:
         """Return an array for each of these keys, with the batches (all of one shape) along a new first axis.
 
         Keys that batches lack are left out. A single batch is not copied, unless slots run short or its slot is the
-        reserve. Several are copied, and their slots may come back at once.
+        reserve. Several are copied, and their slots may come back at once. Errors of `on_short_of_slots` pass through.
         """
         layout = self._layout_of(offered_batches[0])
         if len(offered_batches) == 1:

@@ -87,13 +87,13 @@ def fields_of_state(state: Any, names: tuple[str, ...], where: str) -> Mapping[s
 
 
 def refused(expected: str, got: Any, where: str) -> SettingsError:
-    """Return the error for a value that a call cannot take; it shows the first 100 characters of the value."""
+    """Return the SettingsError for a value that a call cannot take; it shows 100 characters of the value at most."""
     shown = got if isinstance(got, str) and got.startswith("a state") else repr(got)
     return SettingsError(expected=expected, got=shown[:_SHOWN], where=where, remedy="Correct the call.")
 
 
 def only_here(what: str) -> SettingsError:
-    """Return the error for pickling an object (`what`, in words) that belongs to the process that connected it."""
+    """Return the SettingsError for pickling an object (`what`, in words) of the process that connected it."""
     return SettingsError(
         expected=f"{what} that stays in the process that connected it",
         got="one to be pickled: its connections and its memory cannot be sent",

@@ -118,7 +118,7 @@ class Accounts:
 
     @property
     def staged(self) -> int:
-        """Return how many batches with samples were handed to the reader and are not trained on, up to 4096."""
+        """Return how many batches, but for empty ones, were handed to the reader and are not trained on, up to 4096."""
         return len(self._untrained)
 
     def count_read(

@@ -77,7 +77,8 @@ class FeedSession:
     """One trainer attached to one stream.
 
     It lives until `close`, or until there is no reference to it, its iterators or its batches. Making one raises what
-    `Receiver` and its `attach` raise, and SettingsError if metrics cannot be served; nothing is left open then.
+    `Receiver` and its `attach` raise, and SettingsError or MachineError if metrics cannot be served; nothing is left
+    open then.
     """
 
     def __init__(self, settings: ReceiverSettings, metrics: MetricsSettings = NO_METRICS) -> None:

@@ -303,7 +303,7 @@ class LeaseAccount(FeedCursor):
     # --- saving and restoring ---
 
     def epoch_of(self, state: Mapping[str, Any]) -> int:
-        """Return the first epoch of this state that was not done completely."""
+        """Return the first epoch that was not done completely, of a state that `state` returned."""
         return int(state["epochs"][0][0])
 
     def state(self) -> dict[str, Any]:
@@ -325,8 +325,8 @@ class LeaseAccount(FeedCursor):
         """Take all trainers back to a done-set from `state`: batches done since are leased again.
 
         Raise SettingsError if the state is not what `state` returned, or is of another job, stream, plan or kind of
-        work. Raise LostError if the coordinator does not answer, the error of its refusal, and that of a feed that
-        fails or is closed.
+        work, and TypeError if its epochs are no list. Raise LostError if the coordinator does not answer, the error of
+        its refusal, and that of a feed that fails or is closed.
         """
         state = fields_of_state(state, ("job", "stream", "plan_digest", "work", "epochs"), "restore")
         self._refuse_other(state, ("plan_digest", "job", "stream", "work"), "a checkpoint of {}, in queue mode")
@@ -372,7 +372,7 @@ def _epoch_done(epoch: Any) -> EpochDone:
 
 
 def only_in_lockstep(what: str) -> SettingsError:
-    """Return the error for something that only streams in lockstep have."""
+    """Return the SettingsError for something that only streams in lockstep have."""
     return SettingsError(
         expected="a stream in lockstep",
         got=f"a stream in queue mode, which does not have {what}",

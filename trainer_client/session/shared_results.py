@@ -190,8 +190,8 @@ class SharedResults:
     def end_together(self) -> None:
         """Report the end of the run, as given to `end` or else at the cursor, and wait until all ranks have reached it.
 
-        If the job is ended by order, stop waiting. Raise LostError if a rank or the coordinator is lost, and the error
-        of a feed that fails or is closed.
+        If the job is ended by order, stop waiting. Raise LostError if a rank or the coordinator is lost, SettingsError
+        if a number is out of the protocol's bounds, and the error of a feed that fails or is closed.
         """
         # The first to finish would otherwise end the world of the others in their last step.
         why, epoch, step = self._ended or ("training is done", self._cursor.at.epoch, 0)

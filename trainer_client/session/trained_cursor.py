@@ -269,7 +269,7 @@ class TrainedCursor(FeedCursor):
     # --- saving and restoring ---
 
     def epoch_of(self, state: Mapping[str, Any]) -> int:
-        """Return the first epoch of this state that was not trained on completely."""
+        """Return the first epoch that was not trained on completely, of a state that `state` returned."""
         return int(state["epoch"])
 
     def state(self) -> dict[str, Any]:

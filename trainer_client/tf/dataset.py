@@ -143,7 +143,7 @@ def _prepare(session: FeedSession) -> None:
 
 
 def _pipeline(openings: Openings) -> tf.data.Dataset:
-    """Return the dataset that reads these openings, with `map` applied; raise SettingsError if batches lack a key."""
+    """Return the dataset of these openings, after `map`, whose errors pass; raise SettingsError for a missing key."""
     dtypes = {field.key: field.dtype for field in openings.session.spec.fields}
     shapes = {key: openings.stacks.shape_of(shape) for key, shape in shapes_of(openings.session).items()}
     specs = {key: tf.TensorSpec(shape, dtypes[key]) for key, shape in shapes.items()}
@@ -212,8 +212,8 @@ class _Counting:
         """Count the last pass if a consumer inside a graph, which cannot be observed, has read it to its end.
 
         Do nothing in queue mode, in an evaluation, or if the feed has failed. It takes an element of the iterator, so
-        call it only when the old consumer wants no more. Raise LostError as `on_ended` does. SettingsError, EndedError
-        and ClosedError of `on_ended` pass through.
+        call it only when the old consumer wants no more. Raise LostError as `on_ended` does. Other errors of it pass
+        through, and TensorFlow's for an iterator that fails.
         """
         session, iterator = self.session, self._iterator
         is_counted = session.error is None and session.cursor.may_count_pass(is_seen=False)
@@ -323,12 +323,12 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         return elements
 
     def example(self) -> Any:
-        """Return an element of the smallest shape without samples; raise SettingsError if batches lack a key."""
+        """Return an element of the smallest shape without samples; fail as `_element_of` does."""
         *_, smallest = masked_batches(self._counting.session)
         return _element_of(self._structure, smallest)
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
-        """Yield what `make` makes with a function that returns the next element, in a thread; raise its error here."""
+        """Yield, in lockstep, what `make`, in a thread, makes with a function for the next element; raise its error."""
         return iter(self).staged(make)  # type: ignore[attr-defined, no-any-return] # in lockstep it is ours
 
     def _warn_of_replicas(self) -> None:
@@ -383,7 +383,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
                 yield element
 
     def _observed(self, take: Callable[[], Any]) -> Any:
-        """Return what `take` returns; at the end count the pass, or raise LostError. Raise the feed's error, if any."""
+        """Return `take()`; at its end count the pass as `on_ended` does. Raise the feed's error for TensorFlow's."""
         try:
             return take()
         except StopIteration:

@@ -97,7 +97,7 @@ def assembler(spec: Any, leaf: type) -> Callable[[Sequence[Any]], Any] | None:
 
 
 def _assembler(spec: Any, leaf: type, places: Iterator[int]) -> Callable[[Sequence[Any]], Any] | None:
-    """Return the assembler of a part of a spec, whose leaves take the next places of the flat list; None as above."""
+    """Return the assembler of a part of a spec, whose leaves take the next places; None as `assembler` returns it."""
     if type(spec) is leaf:
         return itemgetter(next(places))
     if type(spec) is tuple:

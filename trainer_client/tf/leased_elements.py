@@ -70,7 +70,7 @@ class _KerasExecution:
 
 
 def refuse_graph() -> SettingsError:
-    """Return the error for a dataset in queue mode that is iterated inside a `tf.function`."""
+    """Return the SettingsError for a dataset in queue mode that is iterated inside a `tf.function`."""
     return SettingsError(
         expected="to iterate it in Python",
         got="a loop inside a tf.function, where nobody sees which batches are done",
@@ -80,7 +80,7 @@ def refuse_graph() -> SettingsError:
 
 
 def refuse_uncounted() -> SettingsError:
-    """Return the error for reading a dataset that is derived from one in queue mode."""
+    """Return the SettingsError for reading a dataset that is derived from one in queue mode."""
     return SettingsError(
         expected="the feed's own dataset",
         got="one that is derived from it, of which nobody sees which batches are done",

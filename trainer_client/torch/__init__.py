@@ -71,7 +71,7 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
         raise _read_elsewhere("one that is sent to another process")
 
     def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
-        """Return a tensor over the array's memory on the CPU, or a copy of it on another device."""
+        """Return a tensor over the array's memory on the CPU, or a copy on another device; PyTorch's errors pass."""
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)
 

@@ -59,9 +59,9 @@ def train(order: TrainOrder) -> None:
     """Train until the target is reached, with the strategy that the order names.
 
     Folders, validation streams and the user's module are checked before the training feed attaches: raise
-    SettingsError, DataError, LostError, RefusedError or MachineError for what is wrong there, before a rank is taken.
-    Errors of attaching and of the loop, a KeyboardInterrupt among them, are passed on, and then nothing is exported;
-    those of the export are passed on as well.
+    SettingsError, DataError, LostError, RefusedError or MachineError for what is wrong there, and any error of the
+    module's functions, before a rank is taken. Errors of attaching and of the loop, a KeyboardInterrupt among them, are
+    passed on, and then nothing is exported; those of the export are passed on as well.
     """
     if order.export is not None:
         _refuse_to_replace(order.export)
@@ -100,7 +100,8 @@ def _train_with_servers(order: TrainOrder) -> None:
     """Train as one of several workers, or serve as a parameter server, by this process's role.
 
     Raise SettingsError for validation by steps, as workers take no steps together, and for a role, a folder, keys or a
-    module that are unfit. Errors of serving, of connecting, of the loop and of the export are passed on.
+    module that are unfit. Errors of the module's functions, of serving, of connecting, of the loop and of the export
+    are passed on.
     """
     from trainer_client.training.servers import command as servers
 
@@ -301,7 +302,7 @@ def export_model(model: Any, elements: Any, path: Path) -> None:
 
     The SavedModel serves any number of rows. `elements` have the specs of the model's inputs; padded lengths that
     differ between batches are None in them. Print where the model is. Errors of saving are passed on, and leave an
-    earlier export as it was.
+    earlier export as it was; an earlier folder is lost only if the new one cannot be renamed in the end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Written first into a folder whose name nobody can guess: TensorFlow would follow a link that is planted there.

@@ -68,7 +68,7 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _digest_or_endpoint(text: str) -> str:
-    """Parse a digest, or another job's endpoint; raise ArgumentTypeError otherwise."""
+    """Return a digest, 32 digits from 0 to f, or an endpoint as it is; raise ArgumentTypeError for anything else."""
     if "://" in text:
         return endpoint(text)
     if not re.fullmatch("[0-9a-f]{32}", text):

@@ -56,7 +56,8 @@ class EpochsOfJob:
 def _connected(source: EpochsOfJob, world: int = 1) -> Iterator[Receiver]:
     """Yield the receiver of a verifier, not yet attached; its `world` ranks are read together, in rounds.
 
-    Raise SettingsError for an unsafe endpoint file or a missing key, and MachineError if too few open files are left.
+    Raise SettingsError for an endpoint that is invalid or in an unsafe file, or a missing key, and MachineError if too
+    few open files are left.
     """
     receiver = Receiver(
         ReceiverSettings(

@@ -77,8 +77,8 @@ class Answers:
         """Handle a pushed batch, in its slot already or in `payload`: accept, check, write, reject or drop it.
 
         Drop an answer to a ticket that is not open or was answered already, and a batch that is ready or not upcoming
-        any more. Reject a batch that is not the requested one, or that lacks its payload. Bytes in shared memory are
-        checked only with the setting `verify`; a payload is always written and checked.
+        any more. Reject a batch that is not the requested one, came another way, or lacks its payload. Bytes in shared
+        memory are checked only with `verify`; a payload is always written and checked. The worker counts as heard.
         """
         self._tickets.hear(worker, now_s)
         # The answer to a voided want may arrive after its slot was lent again: it names a ticket that the worker no
@@ -174,7 +174,7 @@ class Answers:
 
         A ticket that is not open counts as a sign of life only. The reason decides whether the worker gets no more
         wants, rests, is never asked for this batch again, or may be asked later; the fifth failure of machines at a
-        batch fails the feed.
+        batch fails the feed. A worker that had its oldest want for longer than its usual time counts as slower.
         """
         self._tickets.hear(worker, now_s)
         if ticket not in worker.asks:  # a refusal and a Cancel may cross

@@ -237,7 +237,7 @@ class Wants:
         """Lend a free slot; if there is none and `seq` is the head, make room. Return None if there is no slot now.
 
         To make room, order the furthest ready batch to be taken back and return None, because its slot is free only
-        later. Only if no batch is ready, lend the reserve slot, or that of a silent worker.
+        later; until then return None too. Only if no batch is ready, lend the reserve slot, or a silent worker's.
         """
         # After a death gave the head back, prefetched batches may fill all slots, and no batch would be consumed any
         # more. One is taken back at a time: the consumer may be faster, and before we know the outcome the slot is not
@@ -325,8 +325,9 @@ class ShardHolders:
     def holder(self, entry: Entry, live: Sequence[KnownWorker], now_s: float) -> KnownWorker | None:
         """Return the worker to ask for this batch: the holder of its shard, or another that did not refuse the batch.
 
-        Another worker is chosen if the holder is gone or refused this batch. Return None if the chosen worker is busy
-        or holds a ticket for the batch already, or if no live worker is left that has not refused it.
+        The first eight batches of a shard go by its present share among the live workers. Another worker is chosen if
+        the holder is gone or refused this batch. Return None if the chosen worker is busy or holds a ticket for the
+        batch already, or if no live worker is left that has not refused it.
         """
         able = [worker for worker in live if worker.incarnation not in entry.refused]
         if not able:

@@ -49,7 +49,7 @@ class KnownBook:
     def hear(self, mark: BookMark) -> bool:
         """Take in the mark of an answer; if it belongs to another book, end the feed and return False.
 
-        Any mark is taken while none is known. The feed is ended only once.
+        Any mark is taken while none is known. The feed is ended only once, with a RefusedError of code "lost".
         """
         # A journal that was deleted or replaced makes a new book, in which batches that are in our model are still to
         # be done. Nobody could tell which, and to go on would train on them twice.
@@ -66,7 +66,7 @@ class KnownBook:
         self._saved = name
 
     def note_state(self, done: DoneSet) -> None:
-        """Remember the done-set that the user got, which may be in a checkpoint of their own."""
+        """Remember the done-set that the user got, and may have saved, for the error about a lost book."""
         epoch = done.epochs[0]
         count = epoch.fresh - len(epoch.missing)
         self._saved = f"the state that feed.state() returned last, epoch {epoch.epoch} with {count} batches done"
@@ -95,7 +95,7 @@ class LeaseWait:
     def look(self, now_s: float) -> None:
         """Begin or go on with the wait: log a warning after 5 s, and end the feed after `patience_s`.
 
-        Each wait is logged once, and the feed is ended once.
+        Each wait is logged once, and the feed is ended once, with a LostError.
         """
         if self._since_s is None:
             self._since_s = now_s

@@ -100,7 +100,7 @@ class LeasedQueue:
                 raise AssertionError(f"{event} in queue mode")
 
     def receive(self, message: m.Leases | m.Recalled, now_s: float) -> bool:
-        """Take in an answer about leases, or a call to send a message; return False if no open message expects it."""
+        """Take in a call for a message, or an answer about leases; return False for an answer to no open message."""
         if isinstance(message, m.Leases):
             return self.leases.receive(message, now_s) or self.end.receive(message, now_s)
         self.leases.call()
@@ -155,17 +155,13 @@ class EndLease:
     def ask(self, serial: int, now_s: float, *, done: bool | None = None) -> None:
         """Ask for the lease of the work, or report it as `done` or failed, for the caller with this serial.
 
-        `done` is None for a caller that asks for the lease, True or False for one that reports. It replaces a caller
-        that waits already.
+        `done` is None to ask for the lease, True or False to report. A caller that waits already is replaced.
         """
         self._asked, self._is_report = serial, done is not None
         self._say(now_s, done=done)
 
     def repeat(self, now_s: float) -> None:
-        """Repeat the open message or ask again at once, because the coordinator knows us again or has news.
-
-        Do nothing if no caller waits.
-        """
+        """If a caller waits, repeat the open message or ask again: the coordinator knows us again or has news."""
         # The trainer that had the lease may have died in the work, so that the lease may be ours now.
         if self._asked is not None:
             self.due_s = now_s

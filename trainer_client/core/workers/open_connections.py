@@ -125,8 +125,8 @@ class Connections:
     def _is_useful(self, connection: Connection, now_s: float) -> bool:
         """Return whether the connection counts towards the bound: its worker can build the head, or may answer soon.
 
-        A worker that is silent, busy, takes no wants or refused the head does not count. A connection without a worker
-        counts for one heartbeat timeout after it was opened, if it is on the list.
+        A worker that is silent, busy, takes no wants, refused the head or does not serve us here at the moment does not
+        count. A connection without a worker counts for one heartbeat timeout after it was opened, if it is on the list.
         """
         worker = self._worker_of(connection)
         if worker is None:
@@ -204,7 +204,7 @@ class Connections:
         self._out.append(i.Close(connection.id))
 
     def _part(self, connection: Connection, worker: KnownWorker) -> None:
-        """Separate a worker from this connection, and bury it unless it might still write into a slot."""
+        """Separate a worker from this connection; bury it, or probe its lock if it might still write into a slot."""
         # Another incarnation that answers at its endpoint proves nothing: the former one may be stopped, and write
         # later. So its lock is probed, and the proof comes as `LockGone`.
         self._tickets.cut(worker, by_us=connection.state is ConnectionState.DOWN)
@@ -247,7 +247,7 @@ class Connections:
                     connection.greet_at(now_s + _NOT_YET_S)
 
     def _note_up(self, connection: Connection, now_s: float) -> None:
-        """Note that the connection is up, and send Hello."""
+        """Note that the connection is up, after a break that was missed if it was up already, and send Hello."""
         if connection.state is not ConnectionState.DOWN:  # it broke and came back before we noticed
             self._note_down(connection, now_s)
         connection.move("up", now_s)
@@ -266,14 +266,14 @@ class Connections:
                 self._out.append(i.Probe(worker.incarnation, worker.lock_byte))
 
     def greet_again(self, connection_id: int, now_s: float) -> None:
-        """Send Hello again, because the worker does not know us; do nothing if the connection is down."""
+        """Send Hello again on this open connection, as the worker does not know us; do nothing if it is down."""
         connection = self._by_id[connection_id]
         if connection.state is not ConnectionState.DOWN:  # else it is greeted when it comes up
             connection.move("greet again", now_s)
             self._greet(connection, now_s)
 
     def _greet(self, connection: Connection, now_s: float) -> None:
-        """Send Hello with a lock byte that no worker has locked yet."""
+        """Send Hello with a lock byte that no worker has locked yet; without an answer it is due again 0.5 s later."""
         # Two incarnations must never share a byte: the lock of one would count as proof that the other is alive.
         if not connection.lock_byte:
             connection.offer(self._lock_bytes)

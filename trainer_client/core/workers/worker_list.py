@@ -109,7 +109,7 @@ class WorkerList:
         self._given_up.clear()
 
     def is_out(self, endpoint: str) -> bool:
-        """Return whether this endpoint is left out at the moment."""
+        """Return whether this endpoint is left out at the moment, as it turned us away or was given up."""
         return endpoint in self._turned_away or endpoint in self._given_up
 
     def out(self) -> dict[str, str]:

@@ -66,7 +66,7 @@ def _line(path: str, name: str) -> str:
 
 
 def markdown(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> str:
-    """Return the document as Markdown, compared with an older one if there is one."""
+    """Return the document as Markdown, compared with any older one; raise KeyError if a part of either is missing."""
     parts = [
         f"# Load test: {document['mode']}",
         f"{settings_text(document)}.",
@@ -97,7 +97,7 @@ def _table(rows: list[list[str]]) -> str:
 
 
 def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[Path]:
-    """Write report.json, report.md and report.html, and return their paths; raise SettingsError if that fails."""
+    """Write report.json, .md and .html; return their paths. Raise SettingsError if that fails, KeyError as `page`."""
     texts = {
         "report.json": json.dumps(document, indent=1) + "\n",
         "report.md": markdown(document, old),

@@ -224,7 +224,7 @@ def figure_rows(document: Mapping[str, Any]) -> list[list[str]]:
 
 
 def shown(value: object) -> str:
-    """Return a figure as text for people, with commas between thousands; "-" for None."""
+    """Return a figure as text for people: ten digits at most, commas between thousands, and "-" for None."""
     if value is None:
         return "-"
     return f"{value:,.10g}" if isinstance(value, int | float) else str(value)

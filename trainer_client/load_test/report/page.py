@@ -62,7 +62,7 @@ Point = tuple[float, float]
 
 
 def page(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
-    """Return the report as a whole HTML page, compared with an older test if there is one."""
+    """Return the report as an HTML page, compared with any older one; raise KeyError if a part of either is missing."""
     facts = [f"{name} {value}" for part in ("machine", "versions") for name, value in document[part].items()]
     parts = [
         f"<h1>Load test: {escape(document['mode'])}</h1>",
@@ -213,7 +213,7 @@ class Series:
 
 
 def linear(title: str, low: float, high: float, *, count: int = 5) -> Axis:
-    """Return an axis from `low` to at least `high`, with ticks at round numbers."""
+    """Return an axis from at most `low` to at least `high`, with ticks at round numbers."""
     step = _round_step((high - low) / count or 1.0)
     # 1e-9, or a bound that is a multiple of the step but for rounding would get one more tick.
     first, last = math.floor(low / step + 1e-9), max(math.ceil(high / step - 1e-9), math.floor(low / step + 1e-9) + 1)
@@ -228,7 +228,7 @@ def _round_step(rough: float) -> float:
 
 
 def logarithmic(title: str, low: float, high: float) -> Axis:
-    """Return an axis of powers of ten around both values; smaller values are drawn at its lower end."""
+    """Return an axis of powers of ten around both values, at least 0.001; smaller ones are drawn at its lower end."""
     foot = math.floor(math.log10(max(low, 1e-3)))
     head = max(math.ceil(math.log10(max(high, 1e-3))), foot + 1)
     ticks = [(10.0**power, f"{10.0**power:,.10g}") for power in range(foot, head + 1)]

@@ -153,7 +153,7 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
 def _dataset_of(samples: list[Mapping[str, Any]]) -> tf.data.Dataset:
     """Return a data set of the samples, with a first axis that varies; raise SettingsError if one is no dict.
 
-    Without samples it is an empty data set of numbers.
+    Without samples it is an empty data set of numbers. TensorFlow's errors for values that are no tensors pass through.
     """
     for sample in samples:
         if not isinstance(sample, dict):

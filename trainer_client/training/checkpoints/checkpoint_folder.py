@@ -208,7 +208,7 @@ class CheckpointFolder:
             (self._folder / _FINISHED).unlink(missing_ok=True)
 
     def is_finished(self) -> bool:
-        """Return whether the folder is marked: training has ended, so that no more checkpoints come."""
+        """Return whether the folder is marked, as no more checkpoints come; raise OSError if it cannot be searched."""
         return (self._folder / _FINISHED).exists()
 
     def _list_paths(self) -> list[Path]:

@@ -170,8 +170,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Restore the newest checkpoint, and install the counting iterator; warn if replicas are not the feed's ranks.
 
         Raise SettingsError for a folder that is closed to us, or a checkpoint of another job, stream or plan, and
-        DataError if all are damaged or the newest is of another model; errors of attaching and of writing are passed
-        on.
+        DataError if all are damaged or the newest is of another model; errors of attaching, of initial values, of
+        reading and of writing are passed on.
         """
         self._warn_of_replicas()
         if self._writes():
@@ -181,7 +181,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._wrap()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Start the epoch's clock; by now `fit` has read where to begin."""
+        """Note the epoch and the feed's, start the clock, and clear where `fit` begins, which it has read by now."""
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore
         self._epoch, self._feed_epoch = epoch, self._session.cursor.at.epoch
         self._watch = StopWatch()
@@ -423,8 +423,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _restore(self) -> None:
         """Restore cursor and epoch now, and the variables as well if the model has them already.
 
-        Without a checkpoint the feed goes to its beginning. Raise DataError if all are damaged or the values do not fit
-        the model, SettingsError for a cursor of another job, stream or plan, and errors of attaching and writing.
+        Without a checkpoint the feed goes to its beginning. Raise DataError if all are damaged or of another model, and
+        SettingsError for another job, stream or plan; errors of attaching, initial values, reading and writing pass.
         """
         self._pending = None
         self._trained = False
@@ -453,7 +453,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Have all ranks of the first elastic world begin with the chief's weights, which others wait for.
 
         The chief commits them, if its model is built, before it reports where it starts. Raise DataError if all
-        checkpoints are damaged or of another model; errors of writing and of attaching are passed on.
+        checkpoints are damaged or of another model; errors of reading, writing and attaching are passed on.
         """
         if self._writes():
             if self.model.built:
@@ -477,7 +477,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         return self._early_stop is not None and self._early_stop.restore(state)
 
     def _restore_pending(self, batch: Any) -> None:
-        """Build the model on a batch and assign what is left to assign, if any; raise DataError if it does not fit."""
+        """Build the model on a batch and assign what is left to assign, if any; errors of both are passed on."""
         if self._pending is not None:
             inputs, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
             self.model(inputs)

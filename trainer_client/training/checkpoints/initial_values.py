@@ -233,7 +233,11 @@ class InitialValues:
             print(matched.line(where), flush=True)
 
     def _read(self) -> tuple[str, dict[str, NDArray[np.generic]]]:
-        """Return the path of the file that was read, and its values by name."""
+        """Return the path of the file that was read, and its values by name.
+
+        Raise DataError if the file cannot be read, names no variables or is not there, and OSError if a folder cannot
+        be read.
+        """
         path = self._path
         if path.is_dir():
             found = CheckpointFolder(path, 1).read_newest_whole()
@@ -264,7 +268,7 @@ def _named(path: Path, arrays: Mapping[str, NDArray[np.generic]], record: Mappin
 def _values_of_arrays(path: Path) -> dict[str, Any]:
     """Return the values of a checkpoint's model, or the arrays of any other .npz file, by name.
 
-    Raise DataError if the file cannot be read.
+    Raise DataError if the file cannot be read, or is a checkpoint that does not name its variables.
     """
     try:
         with np.load(path, allow_pickle=False) as members:

@@ -67,8 +67,7 @@ class SavedRun:
         """Commit one checkpoint, whole or not at all; return its path, or None in a process that does not write.
 
         Arrays of `tables` are written as they come, and their errors are passed on. The cursor `feed` has to be taken
-        together with the variables. Raise MachineError or OSError if the system refuses to write. WorldChangedError of
-        `write` passes through.
+        together with the variables. Raise MachineError or OSError if the system refuses to write.
         """
         record = {
             "epoch": totals.epochs,
@@ -158,8 +157,7 @@ def _variables(model: Any) -> list[Any]:
 def plain_value(variable: Any) -> NDArray[np.generic]:
     """Return the value in a dtype that a file of plain arrays can hold.
 
-    Of a dtype that NumPy itself does not have, such as bfloat16, it becomes a float32, which represents a bfloat16
-    exactly.
+    Of a dtype that NumPy lacks, such as bfloat16, it becomes a float32, which represents a bfloat16 exactly.
     """
     value: NDArray[np.generic] = tf.convert_to_tensor(variable).numpy()
     return value if value.dtype.isbuiltin == 1 else value.astype(np.float32)

@@ -62,8 +62,9 @@ def evaluate(order: EvaluateOrder) -> int:
 
     It is 0, or that of DataError if batches were given up. Raise DataError if there is no checkpoint, if all are
     damaged, or if a checkpoint does not fit the model; LostError if the loaders are gone; SettingsError for a stream
-    for training, or for a folder, module or metrics that are unfit; and EndedError if the job ends while a single
-    evaluation goes on. Errors of `connect`, of the user's module and of writing are passed on.
+    for training, or for a folder, module or metrics that are unfit; ValueError for a loss or metric that Keras does not
+    know by that name; and EndedError if the job ends while a single evaluation goes on. Errors of `connect`, of the
+    user's module, and of reading and writing files are passed on.
     """
     began_s = time.monotonic()
     if order.summaries is not None:
@@ -106,7 +107,8 @@ def evaluate(order: EvaluateOrder) -> int:
 def _evaluator(module: ModelModule) -> tuple[Evaluator, Callable[[Arrays, dict[str, Any]], SavedTables]]:
     """Return an evaluator of the module's model, and a function that gives the model the tables of a checkpoint.
 
-    Errors of the module are passed on; the function raises DataError if the checkpoint has other tables.
+    Errors of the module are passed on, and ValueError for the name of a loss or metric that Keras does not know; the
+    function raises DataError if the checkpoint has other tables.
     """
     with quick_import():
         from trainer_client.training.checkpoints.saved_tables import attach_saved_tables
@@ -162,7 +164,7 @@ def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> It
 
 
 def no_checkpoint(folder: CheckpointFolder, *, is_followed: bool = False) -> DataError:
-    """Return the error for a folder without a checkpoint; `is_followed` if one was waited for."""
+    """Return the DataError for a folder without a checkpoint; `is_followed` if one was waited for."""
     remedy = (
         "Train with FeedCheckpoint into this folder, and allow more time with --max-time, if that was all that lacked."
         if is_followed

@@ -258,7 +258,8 @@ _SEVERAL = "an evaluation by several processes"
 def _named(name: str, result: Any) -> Iterator[tuple[str, float]]:
     """Yield each number of a metric's result, with its name.
 
-    A result with names has those; several numbers, such as one for each class, are numbered: `name_0`.
+    A result with names has those; several numbers, such as one for each class, are numbered: `name_0`. NumPy's errors
+    for a result that is no number pass through.
     """
     if isinstance(result, dict):
         for key, value in result.items():

@@ -87,7 +87,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         self._epoch = self._first = 0
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        """Make the evaluator of the model and its loss, as the model is compiled by now; earlier results stay."""
+        """Make the evaluator of the compiled model; raise ValueError for a loss or metric that Keras does not know."""
         self._evaluator = Evaluator(self.model, self.model.loss, self._metrics)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:

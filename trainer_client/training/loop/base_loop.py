@@ -99,8 +99,8 @@ class BaseLoop:
         """Build the model, trace its step and try each planned shape; the model's values stay as they were.
 
         Of a pipeline no shapes are planned: the model is built on its first element, and none is tried. Raise
-        SettingsError for a loss, model or keys that the step cannot take; errors of the model, of the strategy and of
-        the feed are passed on.
+        SettingsError for a loss, model or keys that the step cannot take, and StopIteration for a pipeline without
+        elements; errors of the model, of the strategy and of the feed are passed on.
         """
         for_each_shape = self._data.for_each_shape
         if for_each_shape is None:
@@ -267,10 +267,7 @@ class BaseLoop:
         raise NotImplementedError
 
     def _is_long_ago(self, steps: int) -> bool:
-        """Return whether the last checkpoint is old enough to save again, by steps or by time.
-
-        A setting that is None does not count.
-        """
+        """Return whether the last checkpoint is old enough to save again, by steps or by time, if these are set."""
         every_s, every = self._settings.save_every_s, self._settings.save_every_steps
         by_time = every_s is not None and time.monotonic() - self._saved_at_s >= every_s
         return by_time or (every is not None and steps - self._saved_steps >= every)

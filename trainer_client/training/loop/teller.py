@@ -132,7 +132,8 @@ class Teller:
         """Print a progress line if it is time, and summarize its figures; do nothing in a quiet process.
 
         Where other processes take steps as well, the count may pass over a multiple of the interval. Raise LostError if
-        no worker says how many batches the epoch has, and the error of a feed that fails or is closed.
+        no worker says how many batches the epoch has, the error of a feed that fails or is closed, and those of
+        `Summaries.write`.
         """
         # Not `steps % every`: a count that leaps over a multiple, or stays on it for a refused step, would have no line
         # or two.
@@ -166,7 +167,8 @@ class Teller:
     def tell_judged(self, steps: int, values: Mapping[str, float]) -> None:
         """Write the values of an evaluation within an epoch to the summaries, if there are any.
 
-        The loss of training is left out. Its lines are printed already. All other values have to be numbers.
+        The loss of training is left out. Its lines are printed already. Raise TypeError or ValueError for another value
+        that is no number.
         """
         self._summarize(steps, {name: float(value) for name, value in values.items() if name != "loss"})
 
@@ -209,6 +211,7 @@ def progress_line(
 
     `place` is the epoch, with a fraction for the part of it that is done, and the step. Without samples there is no
     loss, and with `left_s` None no time that is left. By `scope` it says which figures are of this process alone.
+    Errors of `spell_time` pass through, as for infinity.
     """
     epoch, step = place
     loss_text = "no samples" if loss is None else f"loss {loss:.4f}"

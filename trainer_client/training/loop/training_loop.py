@@ -152,7 +152,7 @@ class TrainingLoop(BaseLoop):
     def _tell_callbacks(self, batch: int, loss: float) -> None:
         """Report a finished step to the callbacks, which may add to the logs for those after them.
 
-        What they add is written to the summaries. Errors of callbacks are passed on.
+        What they add is written to the summaries. Errors of callbacks, and of `tell_judged`, are passed on.
         """
         logs, steps = {"loss": loss}, self._progress.totals.steps
         self._params[STEPS_DONE] = steps
@@ -223,8 +223,8 @@ class TrainingLoop(BaseLoop):
         """Warm up, restore the newest checkpoint and begin the run from there.
 
         Raise DataError if all checkpoints are damaged or the newest does not fit the model, or if replicas differ, and
-        SettingsError for a model, loss or cursor that does not fit; errors of the strategy, of attaching, of writing
-        and of callbacks are passed on.
+        SettingsError for a model, loss or cursor that does not fit; errors of `_warm_up`, of the strategy, of
+        attaching, of initial values, of reading and writing, and of callbacks are passed on.
         """
         with self._timed("warm_up"):
             self._warm_up()
@@ -279,8 +279,7 @@ class TrainingLoop(BaseLoop):
     def _is_unjudged(self) -> bool:
         """Return whether early stopping needs values of the model that it does not have yet.
 
-        That is so at an epoch's end, and if the job was ended while the model was evaluated; never without early
-        stopping.
+        That is so at an epoch's end, and if the job was ended during an evaluation; never without early stopping.
         """
         # A checkpoint from before would lack them, and a run that is resumed there would decide otherwise.
         return self._early_stop is not None and (self._is_ending_epoch or JOB_ENDED in self._params)

@@ -92,7 +92,7 @@ class RowLoss(keras.losses.Loss):  # type: ignore[misc] # Keras has no types
         self._per_row = per_row
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Return the masked mean over rows; without weights every row counts."""
+        """Return the masked mean over rows; without weights every row counts. Errors of the function pass through."""
         weight = tf.ones(tf.shape(y_pred)[:1]) if sample_weight is None else tf.convert_to_tensor(sample_weight)
         # Outputs of masked rows are replaced before the function sees them: infinity times zero is NaN, in the
         # gradient too, so masking its result alone would be too late.

@@ -73,13 +73,13 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
             self.restore({})
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Note the value if the model was evaluated after this step, and stop if a rule holds."""
+        """Note the value if the model was evaluated after this step, and stop if a rule holds; errors of rules pass."""
         self.model.stop_training |= self.note_step(logs or {})
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Note the value and stop if a rule holds; do nothing if a checkpoint keeps the values.
 
-        Raise SettingsError if the logs have no value of the name `monitor`, and none can come later.
+        Raise SettingsError if the logs lack the value `monitor`, and none can come later; errors of rules pass through.
         """
         if not self._kept_by_checkpoint:
             self.model.stop_training |= self.note(epoch, logs or {})
@@ -89,7 +89,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         self._kept_by_checkpoint = True
 
     def note_step(self, logs: Mapping[str, Any]) -> bool:
-        """Note the value if the model was evaluated after a step, and return whether to stop.
+        """Note the value if the model was evaluated after a step, and return whether to stop; errors of rules pass.
 
         Args:
             logs: The step's logs.
@@ -105,7 +105,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         return bool(self.reason)
 
     def note(self, epoch: int, logs: Mapping[str, Any], *, is_trained: bool = True) -> bool:
-        """Note an epoch's value if the epoch was evaluated, and return whether to stop.
+        """Note an epoch's value if the epoch was evaluated, and return whether to stop; errors of rules pass.
 
         Args:
             epoch: The epoch's number.
@@ -153,7 +153,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
         return {"evaluated": sorted(self._values.items())}
 
     def restore(self, state: Mapping[str, Any]) -> bool:
-        """Go back to what `state` returned, and return whether training is to stop at once.
+        """Go back to what `state` returned, and return whether training is to stop at once; errors of rules pass.
 
         Args:
             state: What `state` returned; an empty dict begins anew.

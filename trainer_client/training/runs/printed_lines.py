@@ -23,7 +23,7 @@ def starting_line(work: str) -> str:
 def judged_line(stream: str, step: int, epochs: int, values: Mapping[str, float], *, given_up: int = 0) -> str:
     """Return the line of an evaluation on a stream: loss, metrics, and the number of samples (`rows`).
 
-    If batches were given up, it says that the values are those of a share.
+    If batches were given up, it says that the values are those of a share. Raise KeyError without `rows`.
     """
     results = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "rows")
     lacking = f"{given_up} batches were" if given_up > 1 else "1 batch was"
@@ -46,12 +46,12 @@ def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float]
 def finished_line(totals: Sequence[str], seconds: float, why: str = "") -> str:
     """Return the line of a run that ended in good order: `FINISHED:`, its totals and time, and why.
 
-    An empty `why` is left out; it is given for a run that can end in several ways.
+    An empty `why` is left out; it is given for a run that can end in several ways. Errors of `spell_time` pass through.
     """
     return f"FINISHED: {', '.join([*totals, spell_time(seconds)])}{f': {why}' if why else ''}"
 
 
 def spell_time(seconds: float) -> str:
-    """Return a time in seconds as `hours:minutes:seconds`, without fractions."""
+    """Return seconds as `hours:minutes:seconds`, rounded down; raise OverflowError for infinity, ValueError for NaN."""
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

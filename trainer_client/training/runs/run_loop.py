@@ -103,7 +103,7 @@ class Run:
         return self._progress.totals if self._is_running else self._there
 
     def note(self, **values: float) -> None:
-        """Note means over the rows of the batch in hand.
+        """Note means over the rows of the batch in hand, each of them a number or what `float` takes.
 
         At the end of an epoch their means go to the coordinator, which shows them over all ranks.
 
@@ -258,7 +258,7 @@ class Run:
         """Go to what `state` returned, before the loop begins.
 
         Args:
-            state: What `state` returned, in this run or an earlier one.
+            state: What `state` returned, in this run or an earlier one; KeyError is raised if it lacks a part.
 
         Raises:
             SettingsError: The cursor in it is something else, or of another job, stream or plan.

@@ -63,7 +63,8 @@ class RunProgress:
     def begin(self, what: str, there: RunTotals) -> None:
         """Begin or continue the run, with these totals so far; print so on the rank that prints.
 
-        It is over at once if a limit is reached or passed already. SettingsError of `from_there` passes through.
+        It is over at once if a limit is reached or passed already. SettingsError of `from_there` passes through, and
+        OverflowError, on the rank that prints, for an infinite limit of time.
         """
         self._began_s, self.reason = self._clock(), ""
         self._there = self._totals = there

@@ -27,7 +27,7 @@ class Summaries:
         self._writer = tf.summary.create_file_writer(str(folder), filename_suffix=f".{secrets.token_hex(8)}.v2")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write each value under its name, at this step; all are on their way to the disk when this returns."""
+        """Write each value under its name, at this step, and flush the file; errors of TensorFlow pass through."""
         with self._writer.as_default(step):
             for name, value in values.items():
                 tf.summary.write(name, tf.constant(value, tf.float32), metadata=self._metadata)
@@ -39,7 +39,7 @@ class Summaries:
 
 
 def write_summaries(folder: Path, step: int, values: Mapping[str, float]) -> None:
-    """Write these values, at this step, into a new file of their own in the folder."""
+    """Write these values, at this step, into a new file of their own in the folder; errors of TensorFlow pass."""
     summaries = Summaries(folder)
     summaries.write(step, values)
     summaries.close()

@@ -59,7 +59,7 @@ class NotedMeans:
         self._sums: dict[str, tuple[float, int]] = {}
 
     def add(self, means: Mapping[str, float], rows: int) -> None:
-        """Add the means of a batch, weighted by its rows; without rows, only the names are noted."""
+        """Add the means of a batch, weighted by its rows; without rows, only note names. Errors of `float` pass."""
         for name, mean in means.items():
             total, over = self._sums.get(name, (0.0, 0))
             # Not `rows * mean` without rows: zero times NaN would make the whole sum NaN.

@@ -52,7 +52,7 @@ def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any], serve
 
     Raise SettingsError if it would be reachable beyond loopback without keys, if keys are missing or unusable, if an
     address is none or its own cannot be bound, and MachineError if this process may have too few open files or too
-    little memory.
+    little memory. Errors of `serve`, such as those of `make_optimizer`, are passed on.
     """
     with quick_import():
         from trainer_client.training.servers.service import ParameterServer
@@ -81,7 +81,7 @@ def serve_share(place: Role, keys: str, make_optimizer: Callable[[], Any], serve
 def client_keys(keys: str) -> ClientKeys | None:
     """Return the keys that a trainer shows to parameter servers; None without a folder of keys.
 
-    Raise SettingsError if the folder lacks them.
+    Raise SettingsError if the folder lacks them, or a key is unusable.
     """
     return ClientKeys.read(keys, "trainer", to="trainer") if keys else None
 
@@ -89,8 +89,8 @@ def client_keys(keys: str) -> ClientKeys | None:
 def connections_to(place: Role, keys: str, lost_timeout_s: float) -> ServerConnections:
     """Return a worker's connections to all parameter servers.
 
-    Raise SettingsError if a folder of keys lacks them, or if an address is none. They are not up yet: `ask` raises
-    LostError for a server that does not answer within `lost_timeout_s`.
+    Raise SettingsError if a folder of keys lacks them, or if an address is none, and zmq.ZMQError if libzmq refuses.
+    They are not up yet: `ask` raises LostError for a server that does not answer within `lost_timeout_s`.
     """
     from trainer_client.training.servers.server_connections import ServerConnections
 

@@ -70,7 +70,8 @@ class EvaluationLeader(JointEvaluation):
         """Offer the cut that was just read into the model while the block evaluates it.
 
         It is not offered if it is not evaluated after so many epochs, if no stream's batches are leased, or if servers
-        have moved. Raise LostError if the first server does not answer in time, and RefusedError if it refuses.
+        have moved. Raise LostError if the first server does not answer in time, RefusedError if it refuses, and
+        ValueError if the model's name is longer than 200 characters. If the block raises, the offer is not ended.
         """
         if not self._streams or epochs % self._every:
             yield
@@ -100,7 +101,7 @@ class EvaluationFollower(JointEvaluation):
         self._is_over = False
 
     def take_part(self, served: ServedModel, model: Any) -> bool:
-        """Take part in an evaluation that is offered; return whether the model's trained values are others now.
+        """Take part in an evaluation that is offered; return whether the model's trained values may be others now.
 
         The first server is asked twice a second at most, and each evaluation is taken part in once. Raise LostError if
         a server or the coordinator does not answer in time, RefusedError if one refuses, ProtocolError if the offer is

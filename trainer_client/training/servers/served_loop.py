@@ -208,9 +208,9 @@ class ServedLoop(BaseLoop):
     def _train_on(self, element: Any) -> float | None:
         """Take one step, and count it or give the batch back; return its loss, or None if none was computed.
 
-        Raise DataError if gradients are not finite after the last retry, SettingsError for a loss or model that the
-        step cannot take, LostError if a server does not answer in time, and RefusedError if one refuses. Errors of the
-        feed are passed on.
+        Raise DataError if gradients are not finite after the last retry, and SettingsError for a loss or model that the
+        step cannot take. Errors of servers, such as LostError, RefusedError and ProtocolError, and of the feed are
+        passed on.
         """
         with self._timed("step"):
             loss, rows, is_in = self._try(element)
@@ -226,10 +226,7 @@ class ServedLoop(BaseLoop):
         return loss
 
     def _steps_done(self) -> int:
-        """Return how many steps of all workers are applied, as checkpoints and reports count them.
-
-        Callbacks find the number in their `params`.
-        """
+        """Return how many steps of all workers are applied, as checkpoints count them, and note it in `params`."""
         steps = max(self._progress.steps, self._served.heard_version)
         self._params[STEPS_DONE] = steps
         return steps
@@ -315,7 +312,7 @@ class ServedLoop(BaseLoop):
         Raise LostError if servers or their shares stay away, DataError if the chief's checkpoint is damaged or does not
         fit, SettingsError if servers hold another model, MachineError or OSError if the chief cannot write, and
         KeyboardInterrupt if a worker is interrupted while it waits. Errors of callbacks and of the feed are passed on,
-        and RefusedError if a server refuses.
+        and RefusedError or ProtocolError of a server.
         """
         self._saved.mark(finished=False)
         self._model.stop_training = False
@@ -473,7 +470,8 @@ class ServedLoop(BaseLoop):
     def _commit(self, cut: dict[str, Any] | None) -> bool:
         """Commit a cut, as long as nothing else was trained or pulled; return whether there was one.
 
-        Raise MachineError or OSError if the system refuses to write. WorldChangedError of `commit` passes through.
+        Return False too if servers have moved. Raise LostError or RefusedError if one does not answer in time or
+        refuses while tables are read, and MachineError or OSError if the system refuses to write.
         """
         if cut is None:
             return False

@@ -250,7 +250,7 @@ class ServedModel:
         """End the run for everybody; raise MovedError if it goes on with another chief.
 
         All servers get the message, and the first passes it on as well, unless it dies before. Raise LostError if the
-        first does not answer in time, and RefusedError if it refuses.
+        first does not answer in time, RefusedError if it refuses, and ValueError if `why` exceeds 200 characters.
         """
         finish = m.Finish(serial=0, generation=self.generation, why=why)
         # To all: if the first died now, nobody would be left to tell the others, which would wait for ever.
@@ -262,8 +262,8 @@ class ServedModel:
     def offer_evaluation(self, *, epoch: int, step: int, label: str, streams: Sequence[str], frame: bytes) -> None:
         """Offer others to evaluate the last cut with this worker; `frame` has the variables that servers do not hold.
 
-        Raise MovedError if servers have moved, LostError if the first does not answer in time, and RefusedError if it
-        refuses.
+        Raise MovedError if servers have moved, LostError if the first does not answer in time, RefusedError if it
+        refuses, and ValueError if the label is longer than 200 characters or there are too many streams.
         """
         self._offer(self._cut, epoch=epoch, step=step, label=label, streams=tuple(streams), frame=frame)
 
@@ -293,7 +293,7 @@ class ServedModel:
         """Take the values of a cut into the model; return False, and leave the model as it was, if it was replaced.
 
         Raise MovedError if servers have another generation, or none, LostError if a server does not answer in time, and
-        RefusedError if one refuses.
+        RefusedError if one refuses. ProtocolError of `_take_in` passes through.
         """
         question = m.PullCut(serial=0, trainer=self._trainer, generation=self.generation, cut=cut)
         replies = self._servers.ask_all(question)

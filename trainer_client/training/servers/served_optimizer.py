@@ -96,7 +96,8 @@ class OptimizerSettings:
     def refuse_changes(self, steps: int) -> None:
         """Raise SettingsError if anything but the learning rate has changed; `steps` is the expected count.
 
-        Raise it also if the learning rate was set to a number that is not finite.
+        Raise it also if the learning rate was set to a number that is not finite. Errors of the optimizer's own
+        `get_config` pass through.
         """
         if self._model.optimizer is not self._optimizer:
             raise _changed(
@@ -247,7 +248,7 @@ def merge_rows(numbers: NDArray[np.integer], values: NDArray[np.generic]) -> Row
 
 
 def rows_between(rows: Rows, start: int, stop: int) -> Rows:
-    """Return the rows from `start` up to, but not including, `stop`, numbered from `start`."""
+    """Return those of rising rows from `start` up to, but not including, `stop`, numbered from `start`; maybe none."""
     numbers, values = rows
     begin, end = np.searchsorted(numbers, (start, stop))
     return numbers[begin:end] - start, values[begin:end]

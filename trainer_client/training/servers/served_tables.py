@@ -102,7 +102,7 @@ class ServedTables:
     def raise_failure(self) -> None:
         """Raise the first error of a lookup since the last call, if there was one.
 
-        It is MovedError, LostError, RefusedError, or DataError for an id that the table does not have.
+        As a rule it is MovedError, LostError, RefusedError, or DataError for an id that the table does not have.
         """
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -110,7 +110,7 @@ class ServedTables:
 
     @contextmanager
     def raising_failures(self) -> Iterator[None]:
-        """Raise the error of a lookup in the block, in place of the one that TensorFlow makes of it."""
+        """Raise the error of a lookup in the block, in place of the one that TensorFlow makes of it; others pass."""
         try:
             yield
         except tf.errors.OpError:
@@ -180,7 +180,7 @@ class ServedTables:
         return given
 
     def hold(self, saved: SavedTables | None) -> None:
-        """Have the model's layers hold the tables of a checkpoint whole: the trainer needs memory for them."""
+        """Have the model's layers hold a checkpoint's tables whole, which needs memory; it must have all of them."""
         for layer in self._layers:
             assert saved is not None
             layer.hold(*saved.whole(layer.form.name))

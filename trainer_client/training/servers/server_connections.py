@@ -38,7 +38,7 @@ Reply = tuple[Any, memoryview]
 class ServerConnections:
     """Connections to servers, one DEALER for each, in the order of their endpoints.
 
-    Raise SettingsError if one of these is no TCP endpoint.
+    Raise SettingsError if one of these is no TCP endpoint, and zmq.ZMQError if libzmq cannot connect.
     """
 
     def __init__(self, endpoints: Sequence[str], keys: ClientKeys | None, lost_timeout_s: float) -> None:
@@ -60,8 +60,8 @@ class ServerConnections:
     def ask_all(self, message: Any, heed: Callable[[], None] | None = None) -> list[Reply]:
         """Ask every server the same, and return their answers in the order of servers.
 
-        Once a server has moved, some may be missing. Raise LostError if a server does not answer in time, and the error
-        of a refusal; `heed` may raise, which ends the wait.
+        Once a server has moved, some may be missing. Raise LostError if a server does not answer in time, the error of
+        a refusal, and ValueError as `ask` does; `heed` may raise, which ends the wait.
         """
         return list(self.ask(dict.fromkeys(range(len(self)), (message, b"")), heed).values())
 
@@ -71,8 +71,8 @@ class ServerConnections:
         """Ask some servers, by their number, and return their answers in the same order.
 
         Once a server has moved, no more answers are waited for, because the others may wait for its orders: some may be
-        missing. Raise LostError if a server does not answer in time, and the error that a server's refusal stands for.
-        `heed` may raise, which ends the wait.
+        missing. Raise LostError if a server does not answer in time, the error that a server's refusal stands for, and
+        ValueError if a message exceeds the protocol's bounds. `heed` may raise, which ends the wait.
         """
         # A question keeps its serial however often it is sent, since the connection may break at any time: a server
         # that has it already answers again and does nothing twice.
@@ -109,7 +109,7 @@ class ServerConnections:
             asked.reply = (answer, frames[1].buffer if len(frames) > 1 else memoryview(b""))
 
     def tell_all(self, message: Any) -> None:
-        """Send a message that is not answered to every server whose connection takes it."""
+        """Send every server whose connection takes it a message without answer; raise ValueError if out of bounds."""
         for socket in self._sockets:
             try:
                 socket.send(encode(message), zmq.DONTWAIT)

@@ -277,7 +277,7 @@ class ServerState:
         return Answer(asker, m.Values(serial=message.serial, version=version, done=done, nbytes=0), cut=message.cut)
 
     def _save_rows(self, asker: bytes, message: m.SaveRows) -> list[Instruction]:
-        """Answer with a piece of a table, out of the cut; without that cut, the chief gets `moved`."""
+        """Answer with a piece of a table, out of the cut; without that cut or generation, the chief gets `moved`."""
         if not self._is_of_now(message.generation) or not self._has_cut(message.cut):
             return [self._taken(asker, message.serial, "moved")]
         answer = m.TableRows(serial=message.serial, rows=0, arrays=0, nbytes=0)
@@ -286,20 +286,20 @@ class ServerState:
     # --- evaluations ---
 
     def _offer_evaluation(self, asker: bytes, message: m.OfferEvaluation) -> list[Instruction]:
-        """Note the chief's evaluation, or that it is over; a chief that has moved gets `moved`."""
+        """Note the chief's evaluation, or its end; a chief of another generation, or a forgotten one, gets `moved`."""
         if self._has_moved_from(message):
             return [self._taken(asker, message.serial, "moved")]
         is_new = self._offer.take(message)
         return [*([KeepOffered()] if is_new else []), self._taken(asker, message.serial, "set")]
 
     def _ask_evaluation(self, asker: bytes, message: m.AskEvaluation) -> list[Instruction]:
-        """Answer with the evaluation that goes on, if any; a trainer of another generation gets `moved`."""
+        """Answer with the evaluation that goes on, if any; a trainer that is not of now, or forgotten, gets `moved`."""
         if self._has_moved_from(message):
             return [self._taken(asker, message.serial, "moved")]
         return [Answer(asker, self._offer.answer(message, self._has_cut, self.over))]
 
     def _pull_cut(self, asker: bytes, message: m.PullCut) -> list[Instruction]:
-        """Answer with the values of a cut, or with `over` if there are none any more."""
+        """Answer with a cut's values, `over` if it was replaced, or `moved` to a trainer that has to look again."""
         if self._has_moved_from(message):
             return [self._taken(asker, message.serial, "moved")]
         if not self._has_cut(message.cut):

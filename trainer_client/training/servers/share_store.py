@@ -85,8 +85,8 @@ class ShareStore:
     def give(self, message: m.GiveRows, frame: memoryview) -> None:
         """Keep rows for a share to come; rows of another one, and tables that were served, are dropped.
 
-        Raise ProtocolError if the frame does not fit the table and our optimizer, and SettingsError if a new optimizer
-        comes built already; errors of `make_optimizer` are passed on.
+        Raise ProtocolError if the frame does not fit the table and our optimizer, ids do not rise, or rows exceed our
+        memory, and SettingsError if a new optimizer comes built already; errors of `make_optimizer` are passed on.
         """
         if self._given_for != message.generation:
             self._given, self._given_for, self._tables = {}, message.generation, []
@@ -131,7 +131,7 @@ class ShareStore:
     def carry_out(self, instruction: Instruction, gradients: Gradients | None) -> None:
         """Carry out one instruction on gradients that came along, on held ones, on the learning rate or the copy.
 
-        Instructions of other kinds are ignored.
+        Instructions of other kinds are ignored. Errors of the optimizer pass through.
         """
         match instruction:
             case Hold(key):
@@ -153,7 +153,7 @@ class ShareStore:
     def apply(self, gradients: Gradients | None) -> None:
         """Take one step of the optimizer; do nothing for None, a batch without gradients on any server.
 
-        Without gradients for parts of this server, the step is counted only.
+        Without gradients for parts of this server, the step is counted only. Errors of the optimizer pass through.
         """
         if gradients is None:
             return
@@ -179,8 +179,8 @@ class ShareStore:
     def read(self, message: m.Push, frame: memoryview) -> Gradients:
         """Return the gradients in a frame, with the places of their parts and tables.
 
-        Raise ProtocolError if they are not of this share: an unknown part or table, a row that it lacks, or a frame of
-        another size. Raise it also if rows that have to be made are more than this server may hold.
+        Raise ProtocolError if they are not of this share: an unknown part or table, a row that it lacks, ids that do
+        not rise, or a frame of another size. Raise it also if rows to be made are more than this server may hold.
         """
         kinds: list[tuple[tuple[int, ...], str]] = []
         for part in message.parts:

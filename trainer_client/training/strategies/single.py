@@ -58,8 +58,7 @@ class Single(Placement):
         """Return the elements that the user's pipeline makes, one for each batch.
 
         Raise SettingsError if the stream is no pipeline or is in queue mode, or if the function makes no data set of
-        it; iterating raises it if the pipeline yields fewer elements, or more. Other errors of the function are passed
-        on.
+        it; iterating raises it if the pipeline yields fewer elements, or more. Other errors of the function pass.
         """
         return PipelineElements(feed._session, function)
 

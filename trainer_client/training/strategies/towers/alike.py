@@ -98,10 +98,7 @@ def times(gradient: Any, factor: Any) -> Any:
 
 
 def of_values(gradient: Any, change: Callable[[Any], Any]) -> Any:
-    """Return the gradient with its values changed by a function; a sparse one keeps its indices.
-
-    Errors of `change` pass through.
-    """
+    """Return the gradient with its values changed by a function, whose errors pass; a sparse one keeps its indices."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
     return change(gradient)

@@ -33,7 +33,7 @@ def contribution_of(step: TrainStep, *, xla: bool) -> Callable[[Any], Contributi
     """Return `step.contribute`, compiled if `xla`; call it on the tower's device while a graph is traced.
 
     The compiled one raises SettingsError for a model that sums over replicas, has variables that Keras does not know,
-    or changes trained variables as it computes; both raise it for a loss that has one value for the whole batch.
+    or changes trained variables as it computes. Errors of `contribute` are raised by both.
     """
     return _Compiled(step) if xla else step.contribute
 
@@ -55,7 +55,7 @@ class _Compiled:
         """Return one replica's contribution to a step, and assign what its forward pass changed.
 
         Raise SettingsError for a model that sums over replicas, has variables that Keras does not know, or changes
-        trained variables as it computes, and for a loss that has one value for the whole batch.
+        trained variables as it computes. Errors of `contribute` pass through.
         """
         _refuse_synchronized(self._step.model)
         # A trace finds the variables that the model reads without listing them. They have to go in as values, too, so
@@ -79,7 +79,7 @@ class _Compiled:
     def _computation(self, scope: _Noting) -> Callable[[Any, Any], Any]:
         """Return the function to compile, which returns a contribution and what the forward pass changed.
 
-        Tracing it raises SettingsError for a loss that has one value for the whole batch.
+        Tracing it raises the errors of `contribute`.
         """
         put_back = {id(variable) for variable in statistics_of(self._step.model)}
 
