@@ -13,7 +13,8 @@ import math
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -90,6 +91,8 @@ class Build:
     reads: bool = False
     #: The read in progress or finished; None if none has begun or none is needed.
     pending: PendingRead[Prepared] | None = None
+    #: When the want came.
+    accepted_s: float = field(default_factory=time.monotonic)
     #: Until when the batch is left to another worker that is building it.
     patient_s: float = math.inf
 
@@ -150,6 +153,8 @@ class BuildThread:
         #: poll loop reads it.
         self._idle: tuple[float, float | None] = (0.0, None)
         self._began_s = time.monotonic()
+        #: How long the thread has waited for samples that were being read.
+        self.awaited_s = 0.0
         #: Builds taken from the queue, whose samples are being read or have been.
         self._at_hand: deque[Build | None] = deque()
         #: How many more reads begin before one is waited for again.
@@ -173,6 +178,14 @@ class BuildThread:
         """
         now_s, (idle_s, since_s) = time.monotonic(), self._idle
         return max(0.0, now_s - self._began_s - idle_s - (0.0 if since_s is None else now_s - since_s))
+
+    def held_up_s(self) -> float:
+        """Return how long the thread could have run since its start and had no CPU; 0 if the system does not tell."""
+        try:
+            _, held_up_ns, _ = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text().split()
+        except (OSError, ValueError):  # a kernel without these statistics, or a thread that has ended
+            return 0.0
+        return int(held_up_ns) / 1e9
 
     def submit(self, build: Build) -> None:
         """Queue a build for its turn and raise `load`; set `reads` if preparing it has to be left to a reader."""
@@ -249,8 +262,11 @@ class BuildThread:
         moment_s = min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)
         if self._unwaited:
             self._unwaited -= 1
-        elif not build.pending.ends_at_once(moment_s):
+            return
+        began_s = time.monotonic()
+        if not build.pending.ends_at_once(moment_s):
             self._unwaited = _UNWAITED
+        self.awaited_s += time.monotonic() - began_s
 
     def _take_turn(self, build: Build) -> None:
         """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones.
@@ -304,7 +320,7 @@ class BuildThread:
             if build.cancelled:
                 return Outcome(build)
             builder = self._builders[build.want.stream]
-            prepared = builder.prepare(build.want) if build.pending is None else self._readers.wait_for(build.pending)
+            prepared = builder.prepare(build.want) if build.pending is None else self._await(build.pending)
             # Only after a death: a trial costs a second for the child, and a decoding of each sample in it.
             for conviction in self._try_samples(build, builder, prepared) if build.want.attempt > 0 else ():
                 convictions.append(conviction)  # noqa: PERF402 - those before an error count
@@ -322,6 +338,14 @@ class BuildThread:
             in_hand = f"batch {build.want.number} of epoch {build.want.epoch}"
             shortage = exhausted(error, in_hand, f"stream {build.want.stream}")
             return Outcome(build, error=shortage or error, convictions=tuple(convictions))
+
+    def _await(self, pending: PendingRead[Prepared]) -> Prepared:
+        """Return what was read; raise its error, or ReadError if reading a sample takes too long."""
+        began_s = time.monotonic()
+        try:
+            return self._readers.wait_for(pending)
+        finally:
+            self.awaited_s += time.monotonic() - began_s
 
     def _is_elsewhere(self, build: Build, builder: Builder, prepared: Prepared) -> bool:
         """Return whether another worker holds this batch and the time to leave it alone has not passed."""

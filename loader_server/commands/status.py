@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -16,6 +17,8 @@ from loader_server.commands.progress import filled_table
 from loader_server.job_folder import JobFolder
 from loader_server.machine.job_socket import ask_machine
 from shared.errors import LostError
+from shared.stations.limit import sentence
+from shared.stations.reported import limit_of_report
 from shared.wire.messages import Status, StatusQuery
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-__all__ = ["ask", "ask_all", "run"]
+__all__ = ["ask", "ask_all", "run", "with_limit"]
 
 _REFRESH_S = 0.5
 
@@ -82,13 +85,19 @@ def _report_of(job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
 
 
 def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 30.0) -> dict[str, Any]:
-    """Return the coordinator's status report on its job, as plain facts.
+    """Return the coordinator's status report on its job, as plain facts, with the `limit` that follows from it.
 
     Raises LostError if it does not answer in time, RefusedError if it refuses, SettingsError if a key or the endpoint
     cannot be used, ProtocolError if the answer cannot be decoded, or MachineError if there is no room for a connection.
     """
     status = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
-    return dict(json.loads(status.report))
+    return with_limit(json.loads(status.report))
+
+
+def with_limit(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a coordinator's report with what limits its job, as `limit`."""
+    verdict = limit_of_report(report)
+    return report | {"limit": dataclasses.asdict(verdict) | {"sentence": sentence(verdict)}}
 
 
 def tables(report: dict[str, Any]) -> Group:
@@ -255,9 +264,8 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         yield from _given_up(name, work, table)
     for name, stream in streams.items():
         yield from _about_run(name, stream)
-    for name, stream in streams.items():
-        if stream["limit"] is not None:
-            yield _limit(name, stream["limit"], stream["waited_permille"] / 1000)
+    if any(trainer["lately"] for stream in streams.values() for trainer in stream["trainers"]):
+        yield report["limit"]["sentence"]
 
 
 def _about_journal(journal: dict[str, Any]) -> Iterator[str]:
@@ -318,9 +326,3 @@ def _about_run(stream_name: str, stream: dict[str, Any]) -> Iterator[str]:
     elif len(elastic["waiting"]) < elastic["least"]:
         missing = elastic["least"] - len(elastic["waiting"])
         yield f"{stream_name}: nobody trains, {missing} more of at least {elastic['least']} trainers are waited for"
-
-
-def _limit(stream: str, limit: str, waited: float) -> str:
-    if limit == "loaders":
-        return f"{stream}: the loaders are the limit, trainers waited {waited:.0%} of their time"
-    return f"{stream}: the trainers are the limit, they waited {waited:.0%} of their time"

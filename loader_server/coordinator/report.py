@@ -1,7 +1,6 @@
 """The report that `loader-server status` shows, and log lines for the workers and trainers that come and go.
 
-Rules: pure. A report that is too long for a message is cut, and counts the entries that were left out. What limits a
-job is derived from what trainers report, because only they know whether they wait. Log lines are derived from the
+Rules: pure. A report that is too long for a message is cut, and counts the entries that were left out. Log lines are derived from the
 difference between two consecutive reports, so an absence shorter than the time between them goes unnoticed. A member
 that has just been logged is not logged again for a while; its next line then has the number of its changes.
 """
@@ -12,19 +11,18 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from loader_server.coordinator.lately import TRAINER_COUNTS, WORKER_COUNTS, lately_report
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
     from loader_server.coordinator.workers import RegisteredWorker
 
-__all__ = ["MOST_CHARACTERS", "Comings", "limit_of", "stream_report", "text_of", "worker_report"]
+__all__ = ["MOST_CHARACTERS", "Comings", "stream_report", "text_of", "worker_report"]
 
 #: Length limit of the text that a `Status` message carries.
 MOST_CHARACTERS = 2**19
-
-#: Trainers that wait for less than this are practically never without data.
-_NOTICEABLE_PERMILLE = 50
 
 #: Minimum time between two lines about the same worker or trainer.
 _PAUSE_S = 30.0
@@ -51,16 +49,6 @@ _OF_A_BEAT = (
 )
 
 
-def limit_of(waited_permille: float | None) -> str | None:
-    """Return the bottleneck of the job: "loaders" if trainers wait for at least 5 % of their time, else "trainers".
-
-    Return None if the share is None, because nobody reads.
-    """
-    if waited_permille is None:
-        return None
-    return "loaders" if waited_permille >= _NOTICEABLE_PERMILLE else "trainers"
-
-
 def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str, Any]:
     """Return the report of one stream and its trainers.
 
@@ -82,7 +70,6 @@ def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str,
         "batches": stream.view.batches(epoch, group) if group else None,
         "plan_digest": stream.view.digest,
         "waited_permille": _whole(waited),
-        "limit": limit_of(waited),
         "results": stream.results.report(),
         "evaluations": stream.results.report_of_evaluations(),
         "attached": len(trainers),
@@ -101,6 +88,8 @@ def _trainer_report(trainer: AttachedTrainer, now_s: float) -> dict[str, Any]:
         "read_epoch": trainer.read[0],
         "read_number": trainer.read[1],
         "waited_permille": _whole(trainer.waited_permille),
+        "prefetch": trainer.progress.prefetch if trainer.progress is not None else 0,
+        "lately": lately_report(trainer.lately, TRAINER_COUNTS),
         "silent_s": round(now_s - trainer.heard_s, 1),
     }
 
@@ -117,6 +106,7 @@ def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
         "metrics": worker.metrics,
         "silent_s": round(now_s - worker.heard_s, 1),
         **{name: getattr(worker.beat, name) if worker.beat else 0 for name in _OF_A_BEAT},
+        "lately": lately_report(worker.lately, WORKER_COUNTS),
     }
 
 

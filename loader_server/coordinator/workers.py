@@ -9,10 +9,11 @@ limited.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from loader_server.coordinator.lately import WORKER_COUNTS, Lately
 from shared.endpoints import scrape_address
 from shared.wire import messages as m
 from shared.wire.message_parts import WorkerAddress
@@ -44,6 +45,7 @@ class RegisteredWorker:
     beat: m.Beat | None = None
     #: Share of the time between its last two heartbeats in which it had a batch to build.
     busy: float = 0.0
+    lately: Lately = field(default_factory=Lately)
     _beat_s: float = 0.0
 
     def hear(self, beat: m.Beat, now_s: float) -> None:
@@ -52,6 +54,7 @@ class RegisteredWorker:
             # More than the whole of it, if this one was late and the last one was not: the mean of several is right.
             self.busy = max(0.0, (beat.busy_us - self.beat.busy_us) / 1e6 / (now_s - self._beat_s))
         self.heard_s, self.beat, self._beat_s = now_s, beat, now_s
+        self.lately.note([getattr(beat, name) for name in WORKER_COUNTS], now_s)
 
 
 @dataclass(frozen=True, slots=True)

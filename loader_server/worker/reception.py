@@ -8,6 +8,7 @@ expected, what came and what to do.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -425,6 +426,7 @@ class Reception:
             reason=built.reason,
             reasons=built.reasons,
             build_us=built.build_us,
+            held_us=int(1e6 * (time.monotonic() - outcome.build.accepted_s)),
             waiting=self._to_build(),
         )
         self.counts.built += 1

@@ -199,6 +199,8 @@ class Progress(Message):
     read_number: int = wire(COUNT)
     waited_permille: int = wire(SHARE)
     batches_read: int = wire(COUNT)
+    prefetch: int = wire(COUNT)
+    wire_us: int = wire(COUNT)
     members: int = wire(ID)
 
 
@@ -284,6 +286,9 @@ class Beat(Message):
     remote_found: int = wire(COUNT)
     remote_waited: int = wire(COUNT)
     busy_us: int = wire(COUNT)
+    awaited_us: int = wire(COUNT)
+    read_us: int = wire(COUNT)
+    held_up_us: int = wire(COUNT)
     culprits: int = wire(ID)
 
 
@@ -434,6 +439,7 @@ class Pushed(Message):
     reason: str = wire(NAME)
     reasons: tuple[tuple[str, int], ...] = wire(Many(FixedList((NAME, COUNT)), 16))
     build_us: int = wire(COUNT)
+    held_us: int = wire(COUNT)
     waiting: int = wire(COUNT)
 
 

@@ -136,6 +136,9 @@ class Crowd:
             remote_found=0,
             remote_waited=0,
             busy_us=0,
+            awaited_us=0,
+            read_us=0,
+            held_up_us=0,
             culprits=0,
         )
         register = m.Register(
@@ -234,7 +237,7 @@ class Crowd:
 def _progress(incarnation: int, members: int) -> m.Progress:
     return m.Progress(
         stream="train", rank=0, incarnation=incarnation, epoch=0, number=0, read_epoch=0, read_number=9,
-        waited_permille=20, batches_read=9, members=members,
+        waited_permille=20, batches_read=9, prefetch=8, wire_us=0, members=members,
     )  # fmt: skip
 
 

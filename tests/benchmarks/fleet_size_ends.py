@@ -72,11 +72,13 @@ class _Worker:
         self.beat = self._make_beat(culprits.version)
 
     def _make_beat(self, culprits: int) -> bytes:
-        counts = dict.fromkeys(("waiting", "building", "masked", "kept", "taken", "busy_us"), 0)
+        counts = dict.fromkeys(("waiting", "building", "masked", "kept", "taken"), 0)
+        times = dict.fromkeys(("busy_us", "awaited_us", "read_us", "held_up_us"), 0)
         remote = dict.fromkeys(("remote_bytes", "remote_found", "remote_waited"), 0)
         beat = m.Beat(
-            worker=self.name, incarnation=self.incarnation, built=99, decoded=99, culprits=culprits, **counts, **remote
-        )
+            worker=self.name, incarnation=self.incarnation, built=99, decoded=99, culprits=culprits,
+            **counts, **times, **remote,
+        )  # fmt: skip
         return encode(beat)
 
 
@@ -200,7 +202,8 @@ class _Crowd:
         header = m.Pushed(
             ticket=want.ticket, epoch=want.epoch, number=want.number, empty=want.empty, in_slot=False,
             shape=WireShape.of(prepared.shape), nbytes=payload.nbytes, digest=built.digest, rows=built.rows,
-            masked=built.masked, reason=built.reason, reasons=built.reasons, build_us=built.build_us, waiting=0,
+            masked=built.masked, reason=built.reason, reasons=built.reasons, build_us=built.build_us, held_us=0,
+            waiting=0,
         )  # fmt: skip
         return [encode(header), payload.data]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_reader_that_takes_all_that_is_built_shows_the_loaders_as_the_limit(
+def test_what_limits_a_job_that_reads_all_that_is_built_is_named_with_what_it_would_gain(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = ("tests.support.transforms:slow", "logmel", "characters")
     job = write_job(tmp_path, samples=200, transforms=slow, job='heartbeat_timeout = "1 s"')
     stop = threading.Event()
     with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
-        before = ask(loaders.endpoint)["streams"]["train"]
-        assert (before["waited_permille"], before["limit"]) == (None, None)
+        before = ask(loaders.endpoint)
+        assert (before["streams"]["train"]["waited_permille"], before["limit"]["limit"]) == (None, "nobody")
 
         def read() -> None:
             while not stop.is_set():
@@ -37,23 +37,23 @@ def test_a_reader_that_takes_all_that_is_built_shows_the_loaders_as_the_limit(
                     if stop.is_set():
                         return
 
-        def limit_told() -> str | None:
+        def limit_told() -> dict[str, Any]:
             with pytest.raises(SystemExit, match="0"):
                 main(["status", loaders.endpoint, "--json", "--timeout-seconds", "60"])
-            told: str | None = json.loads(capsys.readouterr().out)["streams"]["train"]["limit"]
-            return told
+            limit: dict[str, Any] = json.loads(capsys.readouterr().out)["limit"]
+            return limit
 
-        def is_read_and_not_trained_on() -> bool:
-            train = ask(loaders.endpoint)["streams"]["train"]
-            assert train["number"] == 0, "nobody counts what was trained before the epoch ends"
-            assert train["limit"] != "loaders" or train["waited_permille"] >= 50
-            return train["limit"] == "loaders" and train["read_number"] > 0
+        def is_named() -> bool:
+            report = ask(loaders.endpoint)
+            assert report["streams"]["train"]["number"] == 0, "nobody counts what was trained before the epoch ends"
+            return report["limit"]["limit"] == "transforms" and report["limit"]["gains"] is not None
 
         reader = threading.Thread(target=read)
         reader.start()
         try:
-            wait_until(is_read_and_not_trained_on, "the loaders are the limit")
-            wait_until(lambda: limit_told() == "loaders", "the command tells it")
+            wait_until(is_named, "the transforms are the limit, and what would be gained is known")
+            wait_until(lambda: limit_told()["limit"] == "transforms", "the command tells it")
+            assert limit_told()["sentence"].startswith("limit: transforms in workers")
         finally:
             stop.set()
             reader.join()

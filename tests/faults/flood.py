@@ -164,7 +164,7 @@ def _to_coordinator(random: Random, plan: str, *, asks: bool) -> m.Message:
     )
     beat = dict.fromkeys(
         ("waiting", "building", "built", "masked", "kept", "decoded", "taken", "remote_bytes", "remote_found",
-         "remote_waited", "busy_us", "culprits"), few,
+         "remote_waited", "busy_us", "awaited_us", "read_us", "held_up_us", "culprits"), few,
     )  # fmt: skip
     progress = m.Progress(
         stream="dev",
@@ -175,6 +175,8 @@ def _to_coordinator(random: Random, plan: str, *, asks: bool) -> m.Message:
         read_number=few,
         waited_permille=1,
         batches_read=few,
+        prefetch=few,
+        wire_us=few,
         members=few,
     )
     outcomes = m.Outcomes(

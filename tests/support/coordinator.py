@@ -90,6 +90,7 @@ def progress(rank: int, epoch: int, number: int, **other) -> m.Progress:
     fields = {
         "stream": "train", "rank": rank, "incarnation": 1000 + rank, "epoch": epoch, "number": number,
         "read_epoch": epoch, "read_number": number, "waited_permille": 0, "batches_read": number, "members": 0,
+        "prefetch": 8, "wire_us": 0,
     }  # fmt: skip
     return m.Progress(**{**fields, **other})
 
@@ -142,6 +143,9 @@ def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1, busy_us: int
         remote_found=8,
         remote_waited=9,
         busy_us=busy_us,
+        awaited_us=4,
+        read_us=20,
+        held_up_us=1,
         culprits=culprits,
     )
 

@@ -243,8 +243,7 @@ class Receiver:
                 expected=f"{expected} within {patience_s:g} s",
                 got="none",
                 where=f"stream {self.settings.core.stream}",
-                remedy="Look whether the loaders are there with `loader-server status`, or allow more with "
-                "lost_timeout_s.",
+                remedy="Look whether loaders are there with `loader-server status`, or raise lost_timeout_s.",
             ) from None
 
     def _put(self, question: m.EpochQuery | m.NameQuery) -> Future[Any]:
@@ -411,6 +410,8 @@ class Receiver:
                 read_number=read_number,
                 waited_permille=self._measure_waited_permille(),
                 batches_read=self.outbox.batches_read,
+                prefetch=self.stream.wants.prefetch,
+                wire_us=int(1e6 * self.stream.answers.wire.busy_s),
                 members=order.members,
             )
         )
@@ -442,8 +443,7 @@ class Receiver:
             answer.set_result(order.answer)
 
     def _stand_still(self, _order: i.StandStill) -> None:
-        epoch, number = self.outbox.stand_still()
-        core = self.settings.core
+        core, (epoch, number) = self.settings.core, self.outbox.stand_still()
         self._wires.coordinator.send(
             m.StandsStill(stream=core.stream, incarnation=core.incarnation, epoch=epoch, number=number)
         )

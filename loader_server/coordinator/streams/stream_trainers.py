@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loader_server.coordinator.events import Advanced, GroupFixed, RankTaken, ResultsFact
+from loader_server.coordinator.lately import Lately
 from loader_server.coordinator.streams.stream_results import StreamResults
 from loader_server.coordinator.streams.succession import Succession
 from shared.wire import messages as m
@@ -58,6 +59,9 @@ class AttachedTrainer(AttachedReader):
     waited_permille: float | None = None
     #: Its last heartbeat.
     progress: m.Progress | None = None
+    lately: Lately = field(default_factory=Lately)
+    #: Microseconds that it has waited since it attached.
+    _waited_us: float = 0.0
     #: The time that the average covers so far.
     _known_s: float = 0.0
 
@@ -74,6 +78,8 @@ class AttachedTrainer(AttachedReader):
         read = (progress.read_epoch, progress.read_number)
         if self.waited_permille is not None or progress.waited_permille or read != self.read:
             self._average(progress.waited_permille, now_s - self.heard_s)
+        self._waited_us += 1000 * progress.waited_permille * (now_s - self.heard_s)
+        self.lately.note((progress.batches_read, self._waited_us, progress.wire_us), now_s)
         self.peer, self.heard_s, self.read, self.progress = peer, now_s, read, progress
 
     def _average(self, permille: int, over_s: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from loader_server.commands.status import tables
+from loader_server.commands.status import tables, with_limit
 from loader_server.coordinator.events import Received
 from loader_server.coordinator.state import CoordinatorState
 from loader_server.leases.lease_table import LeaseRules
@@ -21,7 +21,7 @@ from tests.support.elastic_members import Run
 def shown(state: CoordinatorState, **more: object) -> list[str]:
     """The lines, with single spaces, without frames."""
     out = io.StringIO()
-    Console(file=out, width=400, no_color=True).print(tables(state.report(1.0) | {"cut": {}} | more))
+    Console(file=out, width=400, no_color=True).print(tables(with_limit(state.report(1.0) | {"cut": {}} | more)))
     return [" ".join(line.replace("│", " ").replace("┃", " ").split()) for line in out.getvalue().splitlines()]
 
 
@@ -52,12 +52,17 @@ def test_a_trainer_that_reads_the_next_epoch_already_is_shown_so():
 @pytest.mark.parametrize(
     ("waited", "line"),
     [
-        (930, "train: the loaders are the limit, trainers waited 93% of their time"),
-        (10, "train: the trainers are the limit, they waited 1% of their time"),
+        (900, "limit: transforms in workers (98 % busy); 1 more worker +100 %, endless loaders +880 %"),
+        (10, "limit: trainers (99 % of their time in steps); endless loaders would gain nothing"),
     ],
 )
-def test_the_last_line_says_who_is_the_limit(waited, line):
-    state = told(register(), beat(), attach(), progress(0, 0, 5, read_number=6, waited_permille=waited))
+def test_the_last_line_says_what_limits_the_job(waited, line):
+    state = told(register(), attach())
+    for second in range(6):  # 100 ms a batch in the worker
+        built = 10 * second
+        busy = replace(beat(busy_us=98_000 * built), built=built, read_us=2000 * built, awaited_us=0)
+        state.handle(Received(b"1", busy), float(second))
+        state.handle(Received(b"1000", progress(0, 0, built, waited_permille=waited)), float(second))
     assert shown(state)[-1] == line
 
 

@@ -1,4 +1,4 @@
-"""The report: who is the limit, how a long one is cut, and the log lines for those who come and go."""
+"""The report: how a long one is cut, and the log lines for those who come and go."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from loader_server.coordinator.report import Comings, limit_of, stream_report, text_of, worker_report
+from loader_server.coordinator.report import Comings, stream_report, text_of, worker_report
 from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
 from loader_server.coordinator.workers import RegisteredWorker
 from shared.wire.message_parts import Cursor
@@ -30,13 +30,6 @@ def report(*, workers: int = 0, culprits: int = 0, failing: int = 0, **trainers:
     }
 
 
-@pytest.mark.parametrize(
-    ("waited", "limit"), [(None, None), (0, "trainers"), (49.9, "trainers"), (50, "loaders"), (1000, "loaders")]
-)
-def test_the_limit_is_who_is_waited_for(waited, limit):
-    assert limit_of(waited) == limit
-
-
 def trainer(rank, *, trained, read, waited, heard_s=90.0):
     """A trainer of a world of two."""
     return AttachedTrainer(
@@ -54,19 +47,19 @@ def test_a_stream_stands_where_its_last_rank_does_and_waits_like_the_one_that_wa
     trainers = found.pop("trainers")
     assert found == {
         "evaluation": False, "group": 4, "epoch": 1, "number": 6, "read_epoch": 1, "read_number": 13, "batches": 101,
-        "plan_digest": "plan-1", "waited_permille": 60, "limit": "loaders", "results": None, "evaluations": [],
+        "plan_digest": "plan-1", "waited_permille": 60, "results": None, "evaluations": [],
             "attached": 2,
     }  # fmt: skip
     assert trainers[1] == {
         "rank": 1, "replicas": 1, "world": 2, "name": "host:1", "epoch": 1, "number": 8, "read_epoch": 2,
-        "read_number": 9, "waited_permille": 20, "silent_s": 2.2,
+        "read_number": 9, "waited_permille": 20, "prefetch": 0, "lately": None, "silent_s": 2.2,
     }  # fmt: skip
     assert [(one["rank"], one["epoch"], one["silent_s"]) for one in trainers] == [(0, 1, 0.2), (1, 1, 2.2)]
 
 
-def test_a_stream_that_nobody_reads_has_no_limit():
+def test_of_a_stream_that_nobody_reads_nothing_is_known():
     found = stream_report(StreamTrainers(View(), trained=(0, 3)), 0, now_s=0.0)
-    nothing = ("read_epoch", "read_number", "batches", "waited_permille", "limit")
+    nothing = ("read_epoch", "read_number", "batches", "waited_permille")
     assert [found[key] for key in nothing] == [None] * len(nothing)
     assert (found["attached"], found["number"], found["trainers"]) == (0, 3, [])
 
@@ -75,7 +68,7 @@ def test_a_worker_is_told_of_by_its_last_heartbeat():
     worker = RegisteredWorker(peer=b"", address=address(), heard_s=5.0)
     silent = {"waiting": 0, "building": 0, "built": 0, "masked": 0, "kept": 0, "decoded": 0, "taken": 0}
     silent |= {"remote_bytes": 0, "remote_found": 0, "remote_waited": 0}
-    about = {"name": worker.address.worker, "endpoint": worker.address.endpoint, "metrics": ""}
+    about = {"name": worker.address.worker, "endpoint": worker.address.endpoint, "metrics": "", "lately": None}
     assert worker_report(worker, 5.26) == about | silent | {"silent_s": 0.3}
     worker.beat = beat()
     heard = {"waiting": 1, "building": 2, "built": 3, "masked": 4, "kept": 5, "decoded": 6, "taken": 2}

@@ -46,12 +46,12 @@ class TestProgress:
         for rank in range(2):
             replies(state, attach(rank, 2, at=(3, 0)))
         train = state.report(0.0)["streams"]["train"]
-        assert (train["waited_permille"], train["limit"], train["read_number"]) == (None, None, 0)
+        assert (train["waited_permille"], train["read_number"]) == (None, 0)
         replies(state, progress(0, 3, 2, read_number=9, waited_permille=900))
         replies(state, progress(1, 3, 2, read_number=7, waited_permille=10))
         train = state.report(0.0)["streams"]["train"]
         assert (train["number"], train["read_epoch"], train["read_number"]) == (2, 3, 7)
-        assert (train["waited_permille"], train["limit"]) == (900, "loaders")
+        assert train["waited_permille"] == 900
         shown = [
             (one["rank"], one["read_epoch"], one["read_number"], one["waited_permille"]) for one in train["trainers"]
         ]

@@ -218,6 +218,8 @@ class Trainer(Process):
                 read_number=read_number,
                 waited_permille=0,
                 batches_read=self.outbox.batches_read,
+                prefetch=self.core.stream.wants.prefetch,
+                wire_us=int(1e6 * self.core.stream.answers.wire.busy_s),
                 members=order.members,
             )
         )

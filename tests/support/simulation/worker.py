@@ -179,6 +179,9 @@ class Worker(Process):
             remote_found=0,
             remote_waited=0,
             busy_us=0,
+            awaited_us=0,
+            read_us=0,
+            held_up_us=0,
             decoded=0,
             taken=0,
             culprits=self._membership.culprits,
@@ -416,6 +419,7 @@ class Worker(Process):
             reason="",
             reasons=(),
             build_us=1,
+            held_us=1,
             waiting=0,
         )
         payload = None if want.in_slot else Payload(Stamp.of(self.incarnation, want), whole)

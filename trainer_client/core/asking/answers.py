@@ -14,6 +14,7 @@ from shared.bad_limit import counted_reasons
 from shared.errors import DataError
 from shared.wire.refusing import error_of
 from trainer_client.core import instructions as i
+from trainer_client.core.asking.wire_time import WireTime
 from trainer_client.core.feed_errors import failing_machines, wrong_bytes
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Answers:
         self.rejected = 0
         #: How many open tickets a worker's list lacked.
         self.lost_on_the_way = 0
+        self.wire = WireTime()
         self._settings = settings
         self._spec = spec
         self._upcoming = upcoming
@@ -87,6 +89,8 @@ class Answers:
         if ask is None or ask.arrived or worker.connection_id is None:
             self.stale += 1
             return
+        if not pushed.in_slot:
+            self.wire.arrive(ask.sent_s + pushed.held_us / 1e6 + worker.delay_s, now_s)
         entry = self._upcoming.entries.get(ask.seq)
         if entry is None or entry.ready:
             self._drop(worker, pushed.ticket)

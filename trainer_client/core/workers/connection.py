@@ -55,6 +55,8 @@ class Connection:
     lock_byte: int = 0
     #: When to send Hello (again).
     hello_s: float = float("inf")
+    #: When Hello was sent last.
+    greeted_s: float = 0.0
     #: When to replace the connection if it stays silent, and the back-off before the next replacement.
     renew_s: float = float("inf")
     renew_pause_s: float = 0.0
@@ -79,6 +81,11 @@ class Connection:
         """Schedule the next Hello, which a Welcome makes unnecessary; the connection must be waiting for one."""
         assert self.state is ConnectionState.GREETING
         self.hello_s = time_s
+
+    def greet(self, now_s: float, again_s: float) -> None:
+        """Note that Hello is sent, and schedule the next one; the connection must be waiting for a Welcome."""
+        self.greet_at(again_s)
+        self.greeted_s = now_s
 
     def offer(self, lock_byte: int) -> None:
         """Offer this lock byte with each Hello until a worker locks it; none may be on offer already."""

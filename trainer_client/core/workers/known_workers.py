@@ -71,6 +71,8 @@ class KnownWorker:
     #: Its usual time for one want (a moving average, 0 if unknown), and when its last answer came.
     service_s: float = 0.0
     answered_s: float = 0.0
+    #: How long the way there and back takes for a short message.
+    delay_s: float = 0.0
     #: Whether nothing was heard from it for too long, or its connection is gone.
     silent: bool = False
     #: Whether its connection is gone and it has not welcomed us again; earlier messages may still arrive.
@@ -135,13 +137,14 @@ class KnownWorker:
         for ask in self.asks.values():
             ask.excuse(now_s)
 
-    def begin_to_serve(self, connection_id: int, *, shared: bool, lock_byte: int) -> None:
-        """Note a Welcome on this connection, and the lock byte that the worker holds.
+    def begin_to_serve(self, connection_id: int, *, shared: bool, lock_byte: int, delay_s: float) -> None:
+        """Note a Welcome on this connection, `delay_s` after the Hello, and the lock byte that the worker holds.
 
         It takes wants from now on, is no longer cut off, and owes its list of tickets.
         """
         # Only the worker's list of tickets shows which ones were lost with the former connection, so it owes that list.
         self.connection_id, self.in_slot, self.lock_byte = connection_id, shared, lock_byte
+        self.delay_s = delay_s
         self.takes_no_wants, self.owes_list, self.cut = False, True, False
 
     def part(self) -> None:

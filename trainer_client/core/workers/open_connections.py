@@ -280,7 +280,7 @@ class Connections:
             self._lock_bytes += 1
             if self._lock_bytes == _LAST_LOCK_BYTE:
                 self._lock_bytes = _FIRST_LOCK_BYTE
-        connection.greet_at(now_s + _HELLO_PAUSE_S)
+        connection.greet(now_s, again_s=now_s + _HELLO_PAUSE_S)
         self._out.append(i.Greet(connection.id, connection.lock_byte))
 
     def _welcome(self, connection: Connection, welcome: m.Welcome, now_s: float, *, locked: bool) -> None:
@@ -299,7 +299,8 @@ class Connections:
         lock_byte = connection.lock_byte if took_lock else worker.lock_byte
         # A worker may write into slots only while it holds a lock: the lock's end is the only proof of its death.
         shared = welcome.shared and (locked or worker.in_slot)
-        worker.begin_to_serve(connection.id, shared=shared, lock_byte=lock_byte)
+        delay_s = now_s - connection.greeted_s
+        worker.begin_to_serve(connection.id, shared=shared, lock_byte=lock_byte, delay_s=delay_s)
         connection.serve(worker.incarnation, self._timeout_s, now_s, shared=shared, locked=took_lock)
         self._tickets.note_arrival()
         self._tickets.hear(worker, now_s)

@@ -106,7 +106,7 @@ class TestInNobodysWay:
         state = coordinator()
         replies(state, verify())
         report = stream_of(state)
-        assert (report["attached"], report["trainers"], report["limit"]) == (0, [], None)
+        assert (report["attached"], report["trainers"]) == (0, [])
         assert state.counts.attaches == 0
         assert report["verifiers"] == [
             {"name": "verifier:77", "read_epoch": 0, "read_number": 0, "batches": 100, "silent_s": 0.0}

@@ -1,0 +1,266 @@
+"""What limits a job, and what it would gain from more: one rule for the status, alerts, reports and shares.
+
+A station limits the job if the job would gain most without it: the closed loop is played with each station relieved
+in turn. Gains are given only if the loop, played with the measured times, comes to the measured rate.
+
+Rules: pure; at most a dozen plays, 20 ms of CPU in all.
+
+| what is seen | the limit |
+| --- | --- |
+| nobody took a batch or waited for one | nobody |
+| trainers hardly wait, and steps of one rank are longer than those of the others | rank |
+| trainers hardly wait | trainers |
+| one worker far slower than the others, and the job gains if it is as quick as they are | worker |
+| most is gained with reads, building or connections that take no time | reads, transforms or wire |
+| as transforms, while workers that build are kept from running | host |
+| most is gained with twice the window, or that station is idle for long and the window gains much | window |
+| no station alone gains anything | trainers |
+
+Named is the worker or rank that is slow by itself, if there is one; a station that is slow everywhere has no name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import median_low
+from typing import TYPE_CHECKING
+
+from shared.stations.closed_loop import READ_AT_A_TIME, WorkerTimes, play
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from shared.stations.closed_loop import TrainerTimes
+
+__all__ = ["LIMITS", "Gains", "JobLimit", "JobTimes", "TrainerStation", "WorkerStation", "find_limit", "sentence"]
+
+#: All limits that there may be.
+LIMITS = ("nobody", "trainers", "rank", "window", "wire", "transforms", "reads", "worker", "host")
+
+#: Trainers that wait for less than this share of their time are the limit themselves.
+_HARDLY = 0.03
+#: A worker, or a rank's step, counts as slow if it takes this many times what is usual.
+_SLOW = 1.6
+_SLOW_STEP = 1.15
+#: A gain below this is none.
+_NO_GAIN = 0.03
+#: A station that is busy for less than this share is idle for long, and a gain above this one is much.
+_IDLE, _MUCH = 0.7, 0.25
+#: How far the played rate may be from the measured one if gains are to be believed.
+_LIKENESS = 0.10
+#: Share of the time in which processes that could run do not, from which a host counts as full.
+_FULL = 0.2
+#: Times that are measured as nothing.
+_LEAST_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStation:
+    """A worker as measured."""
+
+    name: str
+    times: WorkerTimes
+    #: Share of the time in which its host kept processes that could run from running.
+    held_up: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStation:
+    """A trainer as measured; `computed_s` is its step without waiting for other ranks, None if unknown."""
+
+    name: str
+    times: TrainerTimes
+    computed_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobTimes:
+    """A job as measured: its stations, the batches a second of all trainers, and their share of waiting."""
+
+    workers: Sequence[WorkerStation]
+    trainers: Sequence[TrainerStation]
+    in_step: bool
+    rate: float
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """The part by which the rate would grow: 0.39 is 39 % more."""
+
+    endless_loaders: float
+    worker_more: float
+    twice_the_window: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimit:
+    """The limit, the worker or trainer that it lies at, and the share of the time in which the limit is busy.
+
+    `who` is empty if it lies at all of them; `gains` is None if they are unknown.
+    """
+
+    limit: str
+    who: str = ""
+    busy: float = 0.0
+    gains: Gains | None = None
+
+
+def find_limit(job: JobTimes) -> JobLimit:
+    """Return what limits the job; that is nobody if no trainer took a batch or waited for one."""
+    if not job.trainers or (not job.rate and not job.waited):
+        return JobLimit("nobody")
+    if not job.workers:
+        return JobLimit("worker", busy=1.0)
+    now = _rate(job)
+    limit, who = _among_trainers(job) if job.waited < _HARDLY else _among_stations(job, now)
+    gains = _gains(job, now) if job.rate and abs(now / job.rate - 1) <= _LIKENESS else None
+    return JobLimit(limit, who, _busy(job, limit), gains)
+
+
+def _among_trainers(job: JobTimes) -> tuple[str, str]:
+    slow = _slow_rank(job)
+    return ("rank", slow) if slow else ("trainers", "")
+
+
+def _among_stations(job: JobTimes, now: float) -> tuple[str, str]:
+    slow = _slow_worker(job, now)
+    if slow:
+        return "worker", slow
+    relieved = {limit: _rate(eased) / now - 1 for limit, eased in _relieved(job)}
+    limit = max(relieved, key=lambda limit: relieved[limit])
+    if relieved[limit] < _NO_GAIN:
+        return "trainers", ""
+    if _busy(job, limit) < _IDLE and relieved["window"] > _MUCH:
+        return "window", ""
+    return "host" if limit == "transforms" and _is_held_up(job) else limit, ""
+
+
+def sentence(verdict: JobLimit) -> str:
+    """Return the verdict as one line for people, with what would be gained; "gain unknown" if that is not known."""
+    if verdict.limit == "nobody":
+        return "limit: nobody, no trainer reads"
+    where = _WHERE[verdict.limit].format(who=verdict.who, busy=f"{100 * verdict.busy:.0f} %")
+    return f"limit: {where}; {_gained(verdict.gains)}"
+
+
+_WHERE = {
+    "trainers": "trainers ({busy} of their time in steps)",
+    "rank": "rank {who}, whose steps are longer than the others'",
+    "window": "the window, batches are not asked for early enough",
+    "wire": "the connections to trainers ({busy} busy)",
+    "transforms": "transforms in workers ({busy} busy)",
+    "reads": "reads in workers (readers {busy} busy)",
+    "worker": "worker {who}, far slower than the others",
+    "host": "the workers' host, which has no more CPU for them ({busy} busy)",
+}
+
+
+def _gained(gains: Gains | None) -> str:
+    if gains is None:
+        return "gain unknown"
+    if gains.endless_loaders < _NO_GAIN:
+        return "endless loaders would gain nothing"
+    worker, window = (
+        f"1 more worker {_percent(gains.worker_more)}",
+        f"twice the window {_percent(gains.twice_the_window)}",
+    )
+    more = max((gains.worker_more, worker), (gains.twice_the_window, window))[1]
+    return f"{more}, endless loaders {_percent(gains.endless_loaders)}"
+
+
+def _percent(gain: float) -> str:
+    return "+0 %" if gain < _NO_GAIN / 3 else f"+{100 * gain:.0f} %"
+
+
+# --- the job as it would be ---
+
+
+def _rate(job: JobTimes) -> float:
+    workers = [worker.times for worker in job.workers]
+    return play(workers, [trainer.times for trainer in job.trainers], in_step=job.in_step).rate
+
+
+def _relieved(job: JobTimes) -> Iterator[tuple[str, JobTimes]]:
+    """Yield each station that is the same for all, and the job as it would be without its limit."""
+    yield "wire", _with_trainers(job, lambda times: replace(times, wire_s=0.0))
+    yield "reads", _with_workers(job, read_s=0.0)
+    yield "transforms", _with_workers(job, build_s=0.0)
+    yield "window", _with_twice_the_window(job)
+
+
+def _gains(job: JobTimes, now: float) -> Gains:
+    another = WorkerStation("", _usual(job.workers))
+    return Gains(
+        endless_loaders=_endless(job) / now - 1,
+        worker_more=_rate(replace(job, workers=[*job.workers, another])) / now - 1,
+        twice_the_window=_rate(_with_twice_the_window(job)) / now - 1,
+    )
+
+
+def _endless(job: JobTimes) -> float:
+    """Return the rate of trainers that never wait for data."""
+    steps_s = [max(trainer.times.step_s, _LEAST_S) for trainer in job.trainers]
+    return len(steps_s) / max(steps_s) if job.in_step else sum(1 / step_s for step_s in steps_s)
+
+
+def _with_workers(job: JobTimes, **times: float) -> JobTimes:
+    workers = [replace(worker, times=replace(worker.times, **times)) for worker in job.workers]
+    return replace(job, workers=workers)
+
+
+def _with_trainers(job: JobTimes, change: Callable[[TrainerTimes], TrainerTimes]) -> JobTimes:
+    return replace(job, trainers=[replace(trainer, times=change(trainer.times)) for trainer in job.trainers])
+
+
+def _with_twice_the_window(job: JobTimes) -> JobTimes:
+    return _with_trainers(job, lambda times: replace(times, window=2 * times.window))
+
+
+# --- who is slow ---
+
+
+def _usual(workers: Sequence[WorkerStation]) -> WorkerTimes:
+    """Return the times of a usual worker: of two in the middle, those of the quicker one."""
+    reads_s, builds_s = ([getattr(worker.times, name) for worker in workers] for name in ("read_s", "build_s"))
+    return WorkerTimes(median_low(reads_s), median_low(builds_s))
+
+
+def _slow_worker(job: JobTimes, now: float) -> str:
+    """Return the name of the slowest worker if the job would gain from its being as quick as usual, otherwise ""."""
+    usual = _usual(job.workers)
+    slowest = max(job.workers, key=lambda worker: worker.times.build_s + worker.times.read_s / READ_AT_A_TIME)
+    if slowest.times.build_s <= _SLOW * usual.build_s and slowest.times.read_s <= _SLOW * usual.read_s:
+        return ""
+    eased = [replace(worker, times=usual) if worker is slowest else worker for worker in job.workers]
+    return slowest.name if _rate(replace(job, workers=eased)) / now - 1 > 2 * _NO_GAIN else ""
+
+
+def _slow_rank(job: JobTimes) -> str:
+    """Return the name of the trainer whose steps are far longer than the others', "" if there is none."""
+    steps_s = {
+        trainer.name: trainer.times.step_s if trainer.computed_s is None else trainer.computed_s
+        for trainer in job.trainers
+    }
+    slowest = max(steps_s, key=lambda name: steps_s[name])
+    return slowest if steps_s[slowest] > _SLOW_STEP * median_low(steps_s.values()) else ""
+
+
+def _is_held_up(job: JobTimes) -> bool:
+    return sum(worker.held_up for worker in job.workers) > _FULL * len(job.workers)
+
+
+def _busy(job: JobTimes, limit: str) -> float:
+    """Return the share of the time in which a limiting station is busy at the measured rate; 0 if it is no station."""
+    match limit:
+        case "trainers" | "rank":
+            return 1 - job.waited
+        case "transforms" | "worker" | "host":
+            capacity = sum(1 / max(worker.times.build_s, _LEAST_S) for worker in job.workers)
+        case "reads":
+            capacity = sum(READ_AT_A_TIME / max(worker.times.read_s, _LEAST_S) for worker in job.workers)
+        case "wire":
+            capacity = sum(1 / max(trainer.times.wire_s, _LEAST_S) for trainer in job.trainers)
+        case _:
+            return 0.0
+    return min(1.0, job.rate / capacity)

@@ -1,0 +1,79 @@
+"""The times of a job's stations, as its coordinator reports them.
+
+Rules: pure. Workers build for all streams, so a stream is looked at together with all trainers that read, and what its
+own trainers gain is what all of them gain.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shared.stations.closed_loop import TrainerTimes, WorkerTimes
+from shared.stations.limit import JobLimit, JobTimes, TrainerStation, WorkerStation, find_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["limit_of_report"]
+
+#: The times that a report covers, in seconds: the shorter one tells what limits the job now, the longer one what it
+#: would gain.
+_NOW, _STEADY = "5", "30"
+
+#: Trainers whose rates differ by less than this read in step.
+_IN_STEP = 0.05
+
+_US = 1e-6
+
+
+def limit_of_report(report: Mapping[str, Any]) -> JobLimit:
+    """Return what limits a job now, from the coordinator's report, and what it has gained over the last half minute."""
+    now = find_limit(_job_times(report, _NOW))
+    steady = find_limit(_job_times(report, _STEADY))
+    return JobLimit(now.limit, now.who, now.busy, steady.gains if steady.limit == now.limit else now.gains)
+
+
+def _job_times(report: Mapping[str, Any], over: str) -> JobTimes:
+    read = list(_trainers(report, over))
+    rates = [batches / over_s for _, over_s, batches, _ in read]
+    in_step = len(read) > 1 and min(rates) > (1 - _IN_STEP) * max(rates) and not _is_queue(report)
+    waited = [waited_s / over_s for _, over_s, _, waited_s in read]
+    return JobTimes(
+        workers=list(_workers(report, over)),
+        trainers=[station for station, *_ in read],
+        in_step=in_step,
+        rate=sum(rates),
+        waited=max(waited, default=0.0) if in_step else sum(waited) / max(1, len(waited)),
+    )
+
+
+def _is_queue(report: Mapping[str, Any]) -> bool:
+    return any(stream["queue"] for stream in report["streams"].values())
+
+
+def _workers(report: Mapping[str, Any], over: str) -> Iterator[WorkerStation]:
+    """Yield the workers that built something."""
+    for worker in report["workers"]:
+        lately = (worker["lately"] or {}).get(over)
+        if not lately or not lately["built"]:
+            continue
+        built, building_s = lately["built"], _US * (lately["busy_us"] - lately["awaited_us"])
+        times = WorkerTimes(_US * lately["read_us"] / built, building_s / built)
+        yield WorkerStation(worker["name"], times, min(1.0, _US * lately["held_up_us"] / max(building_s, _US)))
+
+
+def _trainers(report: Mapping[str, Any], over: str) -> Iterator[tuple[TrainerStation, float, float, float]]:
+    """Yield each trainer that read a batch or waited for one, with seconds, batches, and seconds of waiting."""
+    for stream in report["streams"].values():
+        for trainer in stream["trainers"]:
+            lately = (trainer["lately"] or {}).get(over)
+            if not lately or not (lately["batches"] or lately["waited_us"]):
+                continue
+            over_s, batches = lately["over_s"], lately["batches"]
+            waited_s = min(over_s, _US * lately["waited_us"])
+            times = TrainerTimes(
+                step_s=(over_s - waited_s) / max(1, batches),
+                window=max(1, trainer["prefetch"]),
+                wire_s=_US * lately["wire_us"] / max(1, batches),
+            )
+            yield TrainerStation(trainer["name"], times), over_s, batches, waited_s
