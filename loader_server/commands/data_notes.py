@@ -1,6 +1,7 @@
-"""Notes of `index` and `plan` on how transforms treat a source's data.
+"""Notes of `index` and `plan` on how transforms treat a source's data, and of `plan` on their code.
 
-They cover letters that are dropped or folded, and recordings whose rate is below what features are made for.
+They cover letters that are dropped or folded, recordings whose rate is below what features are made for, and native
+code that may not keep to the job's processor level.
 
 Rules: facts are plain numbers and strings, ready for JSON; the lines for people are made from them.
 """
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.index.request import NOT_AT_HAND, letters_report
+from loader_server.processor.native_code import native_code_lines
 from loader_server.transforms.audio.low_rates import low_rates
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ def lines_of(notes: Facts) -> Iterator[str]:
     if "letters" in notes:
         yield f"characters: {_letters_line(notes['letters'])}"
     yield from map(_rate_line, notes.get("low_rates", ()))
+    yield from native_code_lines(notes.get("native_code", {}))
 
 
 def _letters_line(counts: Facts) -> str:

@@ -102,17 +102,19 @@ def open_stream(job: JobFile, name: str) -> Stream:
 
 
 def _facts(stream: Stream, group: int, epoch: int) -> dict[str, Any]:
-    """Return the facts of the plan and notes on its data, with the digest that cursors and `status` show.
+    """Return the facts of the plan and notes on data and code, with the digest that cursors and `status` show.
 
     Raises SettingsError if batches cannot come in such groups, or DataError if the chain drops too many letters. Errors
     of counting letters pass through.
     """
-    notes = {}
+    notes: dict[str, dict[str, Any]] = {}
     for opened in stream.sources:
         # The title that `index` gives it, by which two job files can be compared.
         title = stream.name if len(stream.sources) == 1 else f"{stream.name}, {opened.index.folder.name}"
         if of_source := notes_of(stream.chain, opened):
             notes[title] = of_source
+    if stream.unproved_code:
+        notes.setdefault(stream.name, {})["native_code"] = stream.unproved_code
     digest = {"digest": stream.digest}
     return digest | plan_report.facts(stream.plan, group, epoch) | ({"notes": notes} if notes else {})
 

@@ -16,6 +16,7 @@ from loader_server.commands.ask import ask_coordinator
 from loader_server.commands.progress import filled_table
 from loader_server.job_folder import JobFolder
 from loader_server.machine.job_socket import ask_machine
+from loader_server.processor.native_code import native_code_lines
 from shared.errors import LostError
 from shared.stations.limit import sentence
 from shared.stations.reported import limit_of_report
@@ -264,6 +265,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         yield from _given_up(name, work, table)
     for name, stream in streams.items():
         yield from _about_run(name, stream)
+        yield from (f"{name}: {line}" for line in native_code_lines(stream["native_code"]))
     if any(trainer["lately"] for stream in streams.values() for trainer in stream["trainers"]):
         yield report["limit"]["sentence"]
 

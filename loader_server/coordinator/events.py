@@ -100,6 +100,8 @@ class StreamView(Protocol):
     #: How many shards its batches are made in, whole; 0 if they are planned of samples.
     producers: int
     base_fields: tuple[WireField, ...]
+    #: Native code that the job's processor level may not reach, by the transform or source that uses it.
+    native_code: dict[str, list[str]]
     #: How batches are leased in queue mode; None in lockstep.
     leases: LeaseRules | None
 

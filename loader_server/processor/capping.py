@@ -16,8 +16,9 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from loader_server.processor.levels import LEVELS, MARK, environment_of, level_in
+from loader_server.processor.levels import LEVELS, MARK, environment_of, level_in, machine_in
 from shared.errors import SettingsError
+from shared.memory import boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,11 @@ _CORE_NAMES = (
 
 _X86_64 = "x86_64"
 
+#: Python's option by which a process knows how often it was executed again, and how often that may be: from one level
+#: to another it goes by way of none.
+_AGAIN = ("-X", "stoker_executed_again")
+_MOST_EXECUTIONS = 2
+
 
 def keep_to(level: str, where: str, execute: Callable[[dict[str, str]], object]) -> None:
     """Execute this process again if its environment does not keep libraries to the level (""; to none).
@@ -42,25 +48,38 @@ def keep_to(level: str, where: str, execute: Callable[[dict[str, str]], object])
     Raise SettingsError if this machine is below the level.
     """
     current = level_in(os.environ)
-    if level == current or platform.machine() != _X86_64:
+    # An environment may have been handed on from a machine with another processor.
+    is_made_here = not current or machine_in(os.environ) == boot_id()
+    if (level == current and is_made_here) or platform.machine() != _X86_64:
         return
     # Before: on a machine below the level OpenBLAS takes the kernels all the same, and dies of an illegal instruction
     # when it is loaded. Only without limits does numpy tell what the processor has, so a process goes from one level to
     # another by way of none.
     if level and not current:
         _refuse_below(level, where)
-    execute(environment_of("" if current else level, _numpy().__cpu_dispatch__, os.environ))
+    execute(environment_of("", (), os.environ) if current else _limited_to(level))
+
+
+def _limited_to(level: str) -> dict[str, str]:
+    return environment_of(level, _numpy().__cpu_dispatch__, os.environ, boot_id())
 
 
 def execute_again(environment: dict[str, str]) -> None:
     """Execute the program of this process again, with its own arguments; it goes on there, under the same process id.
 
-    Raise OSError if the interpreter cannot be executed.
+    Raise OSError if the interpreter cannot be executed, and SettingsError if it was executed twice already.
     """
+    if sys.orig_argv.count(_AGAIN[1]) == _MOST_EXECUTIONS:
+        raise SettingsError(
+            expected="an interpreter that keeps the environment in which it is executed",
+            got=f"{sys.executable}, which has lost it twice",
+            where="[job], processor",
+            remedy="Start loader-server by the interpreter itself, without a script around it that clears variables.",
+        )
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # as it is for a process that was started with this one closed
             stream.flush()
-    command = [sys.executable, *sys.orig_argv[1:]]
+    command = [sys.executable, *_AGAIN, *sys.orig_argv[1:]]
     os.execve(sys.executable, command, environment)  # noqa: S606 - our own interpreter, without a shell
 
 
@@ -80,6 +99,8 @@ def refuse_unfit(level: str, where: str) -> None:
     current = level_in(os.environ)
     if not current:
         _refuse_below(level, where)
+    if current and machine_in(os.environ) != boot_id():
+        current += " on another machine"
     if current != level:
         raise SettingsError(
             expected=f"a process whose libraries keep to {level}",
@@ -128,7 +149,7 @@ def _refuse_heedless_libraries(level: str, where: str) -> None:
 
 def _refuse_changed_limits(level: str, where: str) -> None:
     """Raise SettingsError if a variable was set or removed after the limits; not all libraries tell what they heed."""
-    expected = environment_of(level, _numpy().__cpu_dispatch__, os.environ)
+    expected = _limited_to(level)
     changed = sorted(name for name in {*expected, *os.environ} if expected.get(name) != os.environ.get(name))
     if changed:
         raise SettingsError(

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["LEVELS", "MARK", "Level", "environment_of", "level_in"]
+__all__ = ["LEVELS", "MARK", "Level", "environment_of", "level_in", "machine_in"]
 
-#: Our own variable: the level that the others keep libraries to, and their values before.
+#: Our own variable: the level that the others keep libraries to, on which machine, and their values before.
 MARK = "STOKER_PROCESSOR"
 
 _TUNABLES = "GLIBC_TUNABLES"
@@ -69,12 +69,19 @@ def level_in(environment: Mapping[str, str]) -> str:
     return _mark_in(environment)[0]
 
 
-def environment_of(level: str, dispatched: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+def machine_in(environment: Mapping[str, str]) -> str:
+    """Return the machine for which libraries are kept to a level; "" if they are kept to none, or it is unknown."""
+    return _mark_in(environment)[1]
+
+
+def environment_of(
+    level: str, dispatched: Iterable[str], environment: Mapping[str, str], machine: str = ""
+) -> dict[str, str]:
     """Return the environment that keeps libraries to a level (""; to none), made from another.
 
-    `dispatched` are the features that the installed numpy chooses by. Limits of another level in the given environment
-    are replaced; without a level all variables have the values that they had before any limit. Raise a KeyError for an
-    unknown level.
+    `dispatched` are the features that the installed numpy chooses by, on this `machine`. Limits of another level in the
+    given environment are replaced; without a level all variables have the values that they had before any limit. Raise
+    a KeyError for an unknown level.
     """
     usual = _usual(environment)
     if not level:
@@ -82,7 +89,7 @@ def environment_of(level: str, dispatched: Iterable[str], environment: Mapping[s
     limits = _limits(LEVELS[level], dispatched, usual.get(_TUNABLES, ""))
     limited = {name: value for name, value in {**usual, **limits}.items() if value is not None}
     before = {name: usual.get(name) for name in limits}
-    return {**limited, MARK: json.dumps({"level": level, "before": before})}
+    return {**limited, MARK: json.dumps({"level": level, "machine": machine, "before": before})}
 
 
 def _limits(level: Level, dispatched: Iterable[str], tunables: str) -> dict[str, str | None]:
@@ -111,17 +118,17 @@ def _with_hwcaps(level: Level, tunables: str) -> str:
 
 def _usual(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment as it was before any limit."""
-    _, before = _mark_in(environment)
+    *_, before = _mark_in(environment)
     values = {**environment, MARK: None, **before}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _mark_in(environment: Mapping[str, str]) -> tuple[str, dict[str, str | None]]:
-    """Return the level in our own variable and the values before it; nothing if it is not there, or malformed."""
+def _mark_in(environment: Mapping[str, str]) -> tuple[str, str, dict[str, str | None]]:
+    """Return level and machine in our own variable, and the values before; nothing if it is not there, or malformed."""
     try:
         mark = json.loads(environment.get(MARK, ""))
-        level, before = mark["level"], dict(mark["before"])
+        level, machine, before = mark["level"], mark["machine"], dict(mark["before"])
     except (ValueError, TypeError, KeyError):
-        return "", {}
-    well_formed = isinstance(level, str) and all(value is None or isinstance(value, str) for value in before.values())
-    return (level, before) if well_formed else ("", {})
+        return "", "", {}
+    texts = (level, machine, *(value for value in before.values() if value is not None))
+    return (level, machine, before) if all(isinstance(text, str) for text in texts) else ("", "", {})

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from loader_server.installed import has_native_code, required_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from shared.logs import Log
 
-__all__ = ["native_names", "warn_of_unproved_code"]
+__all__ = ["native_code_lines", "native_names", "warn_of_unproved_code"]
 
 #: Packages that the limits of a level reach (see `levels`), as tests show.
 _LIMITED = frozenset(("numpy", "soxr"))
@@ -48,3 +48,9 @@ def warn_of_unproved_code(native: Mapping[str, list[str]], log: Log) -> None:
             used_by=user,
             code=", ".join(names),
         )
+
+
+def native_code_lines(native_code: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield a line for each transform or source whose native code the job's processor level may not reach."""
+    for user, names in native_code.items():
+        yield f"native code of {user} may not keep to the job's processor level: {', '.join(names)}"

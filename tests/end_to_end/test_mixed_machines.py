@@ -20,6 +20,7 @@ import soundfile
 from numpy._core import _multiarray_umath as numpy_loops  # what it chooses loops by
 
 from loader_server.processor.levels import environment_of
+from shared.memory import boot_id
 from shared.settings.job import PROCESSORS
 from tests.support.corpora import tone
 from tests.support.forked import ROOT, run_module
@@ -113,7 +114,7 @@ def loader_server(*words: str, environment: Mapping[str, str] | None = None) -> 
 
 def digests(job: Path, level: str, *emulator: str) -> dict[str, Any]:
     """Return what the job's samples are in a process that keeps to the level, emulated if an emulator is named."""
-    environment = environment_of(level, numpy_loops.__cpu_dispatch__, usual_environment())
+    environment = environment_of(level, numpy_loops.__cpu_dispatch__, usual_environment(), boot_id())
     command = [*emulator, sys.executable, PROGRAM, str(job)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from loader_server.coordinator.events import CoordinatorSettings, Keep, Received, Send
@@ -52,6 +52,7 @@ class View:
     shapes: tuple[WireShape, ...] = (WireShape(4, (("audio", 100),)),)
     producers: int = 0
     base_fields: tuple[WireField, ...] = ()
+    native_code: dict[str, list[str]] = field(default_factory=dict)
     leases: LeaseRules | None = None
 
     samples: int = 1000

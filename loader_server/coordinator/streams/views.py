@@ -66,7 +66,8 @@ class View:
         self.most_batches = lru_cache(maxsize=_MOST_COUNTS)(self._plan.most_batches)
         self.objection = lru_cache(maxsize=_MOST_COUNTS)(self._plan.objection)
         self._log = Log("coordinator", stream=stream.name)
-        warn_of_unproved_code(stream.unproved_code, self._log)
+        self.native_code = stream.unproved_code
+        warn_of_unproved_code(self.native_code, self._log)
         self.digest = stream.digest
         self.evaluation = stream.settings.evaluation
         self.carries = stream.carries

@@ -76,6 +76,12 @@ def test_a_line_says_how_many_workers_are_wanted(there, wanted, line):
     assert [found for found in lines if found.startswith("workers: ")] == ([line] if line else [])
 
 
+def test_native_code_that_may_not_keep_to_the_processor_level_is_named():
+    lines = shown(told(register(), state=coordinator(View(native_code={"own:denoise": ["torch", "scipy"]}))))
+    said = "train: native code of own:denoise may not keep to the job's processor level: torch, scipy"
+    assert [line for line in lines if "native code" in line] == [said]
+
+
 def test_workers_are_shown_by_their_last_heartbeat_two_of_one_name_too():
     lines = shown(told(register(incarnation=1), register(incarnation=2), beat(incarnation=1)))
     assert "w0 tcp://127.0.0.1:11 1 2 3 4 45% 1.0" in lines

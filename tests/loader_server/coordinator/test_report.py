@@ -47,7 +47,7 @@ def test_a_stream_stands_where_its_last_rank_does_and_waits_like_the_one_that_wa
     trainers = found.pop("trainers")
     assert found == {
         "evaluation": False, "group": 4, "epoch": 1, "number": 6, "read_epoch": 1, "read_number": 13, "batches": 101,
-        "plan_digest": "plan-1", "waited_permille": 60, "results": None, "evaluations": [],
+        "plan_digest": "plan-1", "native_code": {}, "waited_permille": 60, "results": None, "evaluations": [],
             "attached": 2,
     }  # fmt: skip
     assert trainers[1] == {

@@ -7,14 +7,18 @@ import os
 import platform
 import subprocess
 import sys
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from loader_server.job_file import JobFile
+from loader_server.processor import capping
 from loader_server.processor.capping import keep_to, refuse_unfit
-from loader_server.processor.levels import MARK, environment_of, level_in
+from loader_server.processor.levels import LEVELS, MARK, environment_of, level_in
 from shared.errors import SettingsError
+from shared.memory import boot_id
 from tests.support.forked import ROOT
 from tests.support.loaders import write_job
 
@@ -52,10 +56,10 @@ def run(*words: str, environment: Mapping[str, str] | None = None) -> tuple[list
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-def limited(level: str) -> dict[str, str]:
+def limited(level: str, machine: str | None = None) -> dict[str, str]:
     import numpy._core._multiarray_umath as numpy_loops
 
-    return environment_of(level, numpy_loops.__cpu_dispatch__, usual())
+    return environment_of(level, numpy_loops.__cpu_dispatch__, usual(), boot_id() if machine is None else machine)
 
 
 def test_a_process_executes_itself_once_and_its_libraries_keep_to_the_level() -> None:
@@ -97,6 +101,27 @@ def test_from_level_to_level_it_goes_by_way_of_none() -> None:
     assert complained == ""
 
 
+def test_limits_that_come_from_another_machine_are_made_anew() -> None:
+    """The processor there may have had the level; whether this one has it is only seen without limits."""
+    lines, complained = run(V2, V2, environment=limited(V2, "another"))
+    assert len(lines) == 4
+    assert lines[-1] == {"core": "Nehalem", "loops": []}
+    assert complained == ""
+
+
+def test_an_interpreter_that_loses_its_environment_is_executed_twice_and_refused(tmp_path: Path) -> None:
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\nexec env -i PYTHONPATH={ROOT} {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    program = "import sys; sys.executable = sys.argv[2]\n" + PROGRAM
+    done = subprocess.run(
+        [sys.executable, "-c", program, V2, str(wrapper)],
+        env=usual(), capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert len(done.stdout.splitlines()) == 3, done.stdout
+    assert f"got {wrapper}, which has lost it twice" in done.stderr
+
+
 def test_without_a_level_the_limits_of_another_job_are_taken_back() -> None:
     lines, _ = run("", environment=limited(V2))
     assert len(lines) == 3
@@ -126,10 +151,22 @@ def test_a_process_with_another_level_or_none_is_refused(monkeypatch: pytest.Mon
     monkeypatch.delenv(MARK, raising=False)
     with pytest.raises(SettingsError, match="expected a process whose libraries keep to x86-64-v2, got one that keeps"):
         refuse_unfit(V2, SETTING)
-    monkeypatch.setenv(MARK, environment_of(V3, (), {})[MARK])
+    monkeypatch.setenv(MARK, environment_of(V3, (), {}, boot_id())[MARK])
     assert level_in(os.environ) == V3
-    with pytest.raises(SettingsError, match="got one that keeps to x86-64-v3"):
+    with pytest.raises(SettingsError, match=r"got one that keeps to x86-64-v3\. "):
         refuse_unfit(V2, SETTING)
+    monkeypatch.setenv(MARK, environment_of(V2, (), {}, "another")[MARK])
+    with pytest.raises(SettingsError, match="got one that keeps to x86-64-v2 on another machine"):
+        refuse_unfit(V2, SETTING)
+
+
+def test_a_machine_below_the_level_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MARK, raising=False)
+    features = dict.fromkeys(LEVELS[V3].features, True) | {"AVX2": False}
+    monkeypatch.setattr(capping, "_numpy", lambda: SimpleNamespace(__cpu_features__=features))
+    for refuse in (partial(refuse_unfit, V3, SETTING), partial(keep_to, V3, SETTING, pytest.fail)):
+        with pytest.raises(SettingsError, match="of level x86-64-v3 or above, got one without AVX2"):
+            refuse()
 
 
 def test_another_machine_is_refused_and_not_executed_again(monkeypatch: pytest.MonkeyPatch) -> None:

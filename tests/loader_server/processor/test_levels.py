@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from loader_server.processor.levels import LEVELS, MARK, environment_of, level_in
+from loader_server.processor.levels import LEVELS, MARK, environment_of, level_in, machine_in
 from shared.settings.job import PROCESSORS
 
 #: What numpy 2.4 chooses by on x86-64, and what 2.2 did.
@@ -109,8 +109,9 @@ def test_without_a_level_nothing_changes() -> None:
 @pytest.mark.parametrize(
     "mark",
     [
-        *("", "{", "7", "[]", "null", '{"level": "x86-64-v3"}', '{"level": 1, "before": 3}'),
-        *('{"level": "x86-64-v3", "before": {"HOME": 5}}', '{"level": 3, "before": {}}'),
+        *("", "{", "7", "[]", "null", '{"level": "x86-64-v3"}', '{"level": 1, "machine": "", "before": 3}'),
+        '{"level": "x86-64-v3", "machine": "", "before": {"HOME": 5}}',
+        *('{"level": 3, "machine": "", "before": {}}', '{"level": "x86-64-v3", "machine": 3, "before": {}}'),
     ],
 )
 def test_a_malformed_mark_is_none(mark: str) -> None:
@@ -119,8 +120,9 @@ def test_a_malformed_mark_is_none(mark: str) -> None:
 
 
 def test_the_mark_says_what_was_there_before() -> None:
-    mark = json.loads(environment_of("x86-64-v3", NEW, BEFORE)[MARK])
-    assert mark["level"] == "x86-64-v3"
+    mark = json.loads(environment_of("x86-64-v3", NEW, BEFORE, "this")[MARK])
+    assert (mark["level"], mark["machine"]) == ("x86-64-v3", "this")
+    assert machine_in(environment_of("x86-64-v3", NEW, BEFORE, "this")) == "this"
     assert mark["before"]["OPENBLAS_CORETYPE"] == "Zen"
     assert mark["before"]["SOXR_USE_SIMD64"] is None
 

@@ -120,7 +120,8 @@ def test_native_code_that_the_level_may_not_reach_is_named_when_a_stream_is_open
         bad_rows={}, fields=(), shapes=(), producers=0, base_fields=(), carries=False,
         unproved_code={"own:denoise": ["torch"]},
     )  # fmt: skip
-    View(stream, CountingThread())
+    view = View(stream, CountingThread())
+    assert view.native_code == {"own:denoise": ["torch"]}
     (record,) = caplog.records
     assert "may not keep to the job's processor level" in record.event
     assert record.fields == {"stream": "train", "used_by": "own:denoise", "code": "torch"}
