@@ -106,8 +106,9 @@ def _run(folder: Path) -> None:
         came["copied"] = loop.broadcast_variables()
         came["equal again"] = _refusal(loop.check_replicas)
         came["first"] = loop._model.variables[0].numpy().tolist()
-        elsewhere = _other_checkpoint(Path(own), folder, rank)
-        came["elsewhere"] = _refusal(partial(trained, elsewhere, lent, feed(), until=Until(steps=99)))
+        for name, change in _OTHERS.items():
+            elsewhere = _other_checkpoint(Path(own), folder, rank, name, change)
+            came[name] = _refusal(partial(trained, elsewhere, lent, feed(), until=Until(steps=99)))
         came["different"] = _refusal(partial(_trained, placement, feed(), model=partial(HalfTrained, rank)))
         poisoned = feed()
         if rank:
@@ -119,13 +120,45 @@ def _run(folder: Path) -> None:
     (folder / f"came-{rank}.json").write_text(json.dumps(came))
 
 
-def _other_checkpoint(own, folder, rank):
-    """A folder with the same checkpoint in each process, but for a variable."""
-    elsewhere, done = [folder / f"elsewhere-{at}" for at in range(2)], folder / "elsewhere-is-there"
+def _none(_arrays, _record):
+    return None
+
+
+def _other_variable(arrays, record):
+    return {**arrays, "0": arrays["0"] + 1}, record
+
+
+def _other_steps(arrays, record):
+    return arrays, {**record, "run": {**record["run"], "steps": record["run"]["steps"] + 2}}
+
+
+def _other_position(arrays, record):
+    return arrays, {**record, "feed": {**record["feed"], "number": record["feed"]["number"] + 1}}
+
+
+def _other_stopping(arrays, record):
+    return arrays, {**record, "early_stop": {"evaluated": [[0, 1.0]]}}
+
+
+#: What the second process reads, made of the first one's checkpoint.
+_OTHERS = {
+    "none there": _none,
+    "other variable": _other_variable,
+    "other steps": _other_steps,
+    "other position": _other_position,
+    "other stopping": _other_stopping,
+}
+
+
+def _other_checkpoint(own, folder, rank, name, change):
+    """A folder with the same checkpoint in each process, but for a change."""
+    elsewhere, done = [folder / f"{name} {at}" for at in range(2)], folder / f"{name} is there"
     if rank == 0:
         shutil.copytree(own, elsewhere[0], ignore=shutil.ignore_patterns("xla"))
-        arrays, record = CheckpointFolder(own, 3).read_last()
-        CheckpointFolder(elsewhere[1], 3).write({**arrays, "0": arrays["0"] + 1}, record)
+        changed = change(*CheckpointFolder(own, 3).read_last())
+        elsewhere[1].mkdir()
+        if changed is not None:
+            CheckpointFolder(elsewhere[1], 3).write(*changed)
         done.touch()
     wait_until(done.exists, "the checkpoints are there", 100)
     return elsewhere[rank]

@@ -7,6 +7,7 @@ save.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,8 +91,11 @@ class SavedRun:
         model: Any,
         session: FeedSession,
         early_stop: EarlyStop | None,
+        compare: Callable[[Mapping[str, str]], None] | None = None,
     ) -> tuple[RunTotals, NotedMeans]:
         """Restore the newest checkpoint, and return its totals and the means noted so far.
+
+        Before, `compare` gets what several processes have to begin with alike; its errors are passed on.
 
         Without one the feed goes to its beginning, and the model gets its initial values, if there are any. Raise
         DataError if all checkpoints are damaged, or if the newest intact one is of another model, and SettingsError if
@@ -99,6 +103,9 @@ class SavedRun:
         errors of initial values are passed on, and OSError if the folder cannot be read.
         """
         checkpoint = self._folder.read_last()
+        # Before anything else: at different positions of the feed, processes would wait for each other.
+        if compare is not None:
+            compare(_beginning(checkpoint))
         self.tables = None
         if checkpoint is None:
             session.cursor.rewind()
@@ -140,6 +147,14 @@ class SavedRun:
         if early_stop is not None:
             early_stop.restore(record.get("early_stop", {}))
         return RunTotals.of_checkpoint(record)
+
+
+def _beginning(checkpoint: tuple[Arrays, Mapping[str, Any]] | None) -> dict[str, str]:
+    """Return what a run begins with besides variables, by names for people; always the same names."""
+    record: Mapping[str, Any] = {} if checkpoint is None else checkpoint[1]
+    parts = {"totals": "run", "feed position": "feed", "early stopping": "early_stop"}
+    texts = {name: json.dumps(record.get(key), sort_keys=True) for name, key in parts.items()}
+    return {"checkpoint": "none" if checkpoint is None else "one"} | texts
 
 
 def model_record(model: Any) -> dict[str, Any]:

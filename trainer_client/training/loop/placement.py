@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from trainer_client.feed import Feed
@@ -90,6 +90,13 @@ class Placement(ABC):
 
         All processes call it at the same step; raise LostError if a process is lost. Where variables have one copy, do
         nothing.
+        """
+
+    def refuse_other_beginning(self, parts: Mapping[str, str]) -> None:  # noqa: B027 - one process begins as it does
+        """Raise DataError if the run begins otherwise in another process: `parts` has what it begins with, by name.
+
+        All processes call it as they begin, with the same names; raise LostError if a process is lost. With one
+        process, do nothing.
         """
 
     def broadcast(self, model: Any) -> list[str]:

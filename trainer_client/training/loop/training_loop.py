@@ -229,7 +229,8 @@ class TrainingLoop(BaseLoop):
         with self._timed("warm_up"):
             self._warm_up()
         self._saved.mark(finished=False)
-        there, self._noted = self._saved.restore(self._model, self._session, self._early_stop)
+        compare = self._placement.refuse_other_beginning
+        there, self._noted = self._saved.restore(self._model, self._session, self._early_stop, compare)
         self._make_replicas_equal(is_new=there.steps == 0)
         self._saved_steps = there.steps
         self._model.stop_training = False

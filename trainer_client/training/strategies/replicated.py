@@ -26,6 +26,7 @@ from trainer_client.training.strategies.towers.alike import (
     Towers,
     broadcast_from_first,
     of_values,
+    refuse_other_beginning,
     refuse_unequal,
     refuse_unsynchronised,
     times,
@@ -34,7 +35,7 @@ from trainer_client.training.strategies.towers.compiled import contribution_of
 from trainer_client.training.strategies.towers.feeding import InRounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from trainer_client.training.loop.step import TrainStep
@@ -86,6 +87,15 @@ class Replicated(InRounds):
         replicas, world = self.ranks["replicas"], self.ranks["world"]
         with self.exchanging():
             refuse_unequal(self._strategy, model, world // replicas, self.ranks["rank"] // replicas)
+
+    def refuse_other_beginning(self, parts: Mapping[str, str]) -> None:
+        """Raise DataError if a part of what the run begins with, by name, is not the same in all processes.
+
+        All processes call it as they begin, with the same names. Raise LostError if a process is lost.
+        """
+        replicas, world = self.ranks["replicas"], self.ranks["world"]
+        with self.exchanging():
+            refuse_other_beginning(self._strategy, parts, world // replicas, self.ranks["rank"] // replicas)
 
     def broadcast(self, model: Any) -> list[str]:
         """Copy variables, the optimizer's too, from the first replica to all; return the paths of all that differed.

@@ -75,6 +75,14 @@ def test_losses_and_weights_are_those_of_a_plain_run_with_masked_rows_and_empty_
     assert loop._session.accounts.counts.retraces == 0
 
 
+_OTHER_PARTS = {
+    "none there": "checkpoint",
+    "other steps": "totals",
+    "other position": "feed position",
+    "other stopping": "early stopping",
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.heritage("T15")
@@ -95,9 +103,11 @@ def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain
         assert "--strategy multi-worker: expected all 2 processes of the run" in refused
     for came in (first, second):
         assert re.search(r"others in the 2 processes: \S*embeddings", came["unequal"])
-        assert re.search(r"others in the 2 processes: \S*embeddings", came["elsewhere"]), (
+        assert re.search(r"others in the 2 processes: \S*embeddings", came["other variable"]), (
             "not overwritten: its run is another"
         )
+        for name, part in _OTHER_PARTS.items():
+            assert f"a run that begins alike in its 2 processes, got another {part} in some" in came[name]
         assert "batch 2 of epoch 0 of fake, step 2: expected finite loss and gradients" in came["not finite"]
         assert re.search(r"in none: \S*first, \S*second", came["different"])
     assert (first["copied"], first["equal again"], second["equal again"]) == ([], None, None)

@@ -2,7 +2,7 @@
 
 Rules: a graph has the gradients that it was traced with, so one look at each trace is enough. Variables are compared by
 hash, and copied from the first replica bit by bit, the optimizer's too; all processes do so at the same step. One that
-lies in one place is the same for all of its process.
+lies in one place is the same for all of its process. What a run begins with besides is compared by hash as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import xxhash
 from shared.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,6 +24,7 @@ __all__ = [
     "Towers",
     "broadcast_from_first",
     "of_values",
+    "refuse_other_beginning",
     "refuse_unequal",
     "refuse_unsynchronised",
     "times",
@@ -109,7 +110,30 @@ def times_phrase(factor: float) -> str:
     return "" if factor == 1 else f"; gradients times {factor:.0f}"
 
 
-# --- equal variables ---
+# --- equal beginnings, equal variables ---
+
+
+def refuse_other_beginning(
+    strategy: tf.distribute.Strategy, parts: Mapping[str, str], processes: int, process: int
+) -> None:
+    """Raise DataError if a part that a run begins with is not the same in all processes; `parts` are texts by name.
+
+    This is process `process` of `processes`, and names are the same in all. TensorFlow's error of a lost process is
+    passed on.
+    """
+    if processes == 1:
+        return
+    digests = _of_all(strategy, [_hash(text.encode()) for text in parts.values()], processes, process)
+    odd = [name for name, of_all in zip(parts, digests, strict=True) if len(set(of_all)) > 1]
+    if odd:
+        # All of them differ from those of a process that begins anew.
+        named = odd[0] if odd[0] == "checkpoint" else ", ".join(odd)
+        raise DataError(
+            expected=f"a run that begins alike in its {processes} processes",
+            got=f"another {named} in some of them; here it is {parts[odd[0]]}",
+            where="--strategy",
+            remedy="Let all processes read the same checkpoint folder.",
+        )
 
 
 def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> None:
@@ -120,12 +144,11 @@ def refuse_unequal(strategy: tf.distribute.Strategy, model: Any, processes: int,
     """
     variables = _equal_variables(model)
     digests = [[_digest(copy) for copy in strategy.experimental_local_results(each.value)] for each in variables]
-    _refuse_odd("the replicas of this process", variables, digests)
     if processes > 1:
-        # Each process fills its own column, so that one sum gives all hashes to all processes.
-        own = np.zeros((len(variables), processes), np.int64)
-        own[:, process] = [here[0] for here in digests]
-        _refuse_odd(f"the {processes} processes", variables, _sum_of_all(strategy, own).tolist())
+        # A process whose own replicas differ takes part all the same, with a hash of all: the others would wait for it.
+        own = [here[0] if len(set(here)) == 1 else _hash(repr(here).encode()) for here in digests]
+        _refuse_odd(f"the {processes} processes", variables, _of_all(strategy, own, processes, process))
+    _refuse_odd("the replicas of this process", variables, digests)
 
 
 def broadcast_from_first(strategy: tf.distribute.Strategy, model: Any, processes: int, process: int) -> list[str]:
@@ -208,7 +231,22 @@ def _differs_by_design(variable: Any) -> bool:
 
 
 def _digest(value: Any) -> int:
-    return int(np.uint64(xxhash.xxh3_64_intdigest(np.ascontiguousarray(value.numpy()).tobytes())).astype(np.int64))
+    return _hash(np.ascontiguousarray(value.numpy()).tobytes())
+
+
+def _hash(data: bytes) -> int:
+    return int(np.uint64(xxhash.xxh3_64_intdigest(data)).astype(np.int64))
+
+
+def _of_all(strategy: tf.distribute.Strategy, own: Sequence[int], processes: int, process: int) -> list[list[int]]:
+    """Return each number of this process with those of the others in its place, in the order of processes.
+
+    TensorFlow's error of a lost process is passed on.
+    """
+    # Each process fills its own column, so that one sum gives all numbers to all processes.
+    table = np.zeros((len(own), processes), np.int64)
+    table[:, process] = own
+    return cast("list[list[int]]", _sum_of_all(strategy, table).tolist())
 
 
 def _refuse_odd(who: str, variables: Sequence[Any], digests: Sequence[Sequence[int]]) -> None:
