@@ -60,7 +60,7 @@ def main() -> None:
     _remove_left()
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
         lock(in_use := os.open(folder, os.O_RDONLY), wait=True)
-        _Keeper(Path(folder), in_use, reports).keep(json.loads(sys.argv[1]))
+        _KeptProcess(Path(folder), in_use, reports).keep(json.loads(sys.argv[1]))
 
 
 def _remove_left() -> None:
@@ -76,8 +76,23 @@ def _remove_left() -> None:
                 os.close(handle)
 
 
-class _Keeper:
-    """What the keeper holds: its folder, the folder's lock, and the descriptor of the reports."""
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_DRAIN_S)
+    child.kill()
+    child.wait()
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(content.encode())
+    path.chmod(0o600)
+
+
+class _KeptProcess:
+    """The child that is kept, with the folder, the descriptor of its lock, and that of the reports."""
 
     def __init__(self, folder: Path, in_use: int, reports: int) -> None:
         self._folder, self._in_use, self._reports = folder, in_use, reports
@@ -133,11 +148,7 @@ class _Keeper:
             return child.returncode
         finally:
             os.close(ending)
-            child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_DRAIN_S)
-            child.kill()
-            child.wait()
+            _end(child)
 
     def _has_owner_ended(self, wait_s: float | None, *others: int) -> bool:
         """Wait for the owner, or until another descriptor is ready; write the files that the owner sends.
@@ -147,15 +158,10 @@ class _Keeper:
         if self._owner not in select.select([self._owner, *others], [], [], wait_s)[0]:
             return False
         line = self._owner.readline()
-        if not line.endswith(b"\n"):
-            return True
-        for name, content in json.loads(line).items():
-            path = self._folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
-                file.write(content.encode())
-            path.chmod(0o600)
-        return False
+        has_ended = not line.endswith(b"\n")
+        for name, content in () if has_ended else json.loads(line).items():
+            _write(self._folder / name, content)
+        return has_ended
 
     def _report(self, **facts: Any) -> None:
         with contextlib.suppress(OSError):  # an owner that has ended is noticed by the input

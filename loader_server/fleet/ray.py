@@ -21,14 +21,16 @@ from loader_server.arguments import COMMANDS
 from loader_server.fleet.process_keeper import LISTEN_FILE
 from loader_server.fleet.ray_actor import NodeActor, asks_for_token
 from loader_server.fleet.ray_fleet import NAMESPACE, RayFleet
-from loader_server.job_folder import JobFolder
 from shared.commands import LONGEST_WAIT_S, add_common_arguments, run_command
 from shared.errors import LostError, SettingsError, require
 from shared.extras import library
 from shared.keys import ServerKeys
+from shared.settings.job import parse_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from shared.settings.job import JobSettings
 
 __all__ = ["main"]
 
@@ -89,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     cannot serve. Exceptions of Ray pass through.
     """
     placing = {name: getattr(options, name) for name in ("num_cpus", "resources", "label_selector")}
-    job = JobFolder(options.job)
+    job = _read_job(Path(options.job))
     ray = library("ray", extra="ray", use="which runs the loaders' actors")
     _refuse_placing(ray, placing)
     with _deadline(options.address or os.environ.get("RAY_ADDRESS", "")):
@@ -100,7 +102,7 @@ def _run(options: argparse.Namespace) -> int:
         is_stopping = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: is_stopping.set())
-        _serve(RayFleet(ray, job.settings.name, orders, placing, options.workers), job.settings.name, is_stopping)
+        _serve(RayFleet(ray, job.name, orders, placing, options.workers), job.name, is_stopping)
     finally:
         ray.shutdown()
     return 0
@@ -120,6 +122,15 @@ def _serve(fleet: RayFleet, job: str, is_stopping: threading.Event) -> None:
         fleet.close()
 
 
+def _read_job(path: Path) -> JobSettings:
+    """Return the table [job]; raise SettingsError if the file cannot be read or has a mistake."""
+    try:
+        return parse_job(path.read_text("utf-8"), str(path)).settings
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = "Name an existing job.toml."
+        raise SettingsError(expected="a job file", got=str(error), where=str(path), remedy=remedy) from error
+
+
 def _worker_range(text: str) -> tuple[int, int]:
     """Return the least and the most workers that `4` or `2:16` names.
 
@@ -133,10 +144,7 @@ def _worker_range(text: str) -> tuple[int, int]:
 
 
 def _table(text: str) -> dict[str, Any]:
-    """Return the table that an option gives as JSON; raise argparse's error for other JSON, ValueError for other text.
-
-    Ray's own commands take it so.
-    """
+    """Return the table that a JSON object gives; raise argparse's error for other JSON, ValueError for other text."""
     table = json.loads(text)
     if not isinstance(table, dict):
         raise argparse.ArgumentTypeError(f'expected a table as JSON, such as {{"loader": 1}}, got {text}')
@@ -158,49 +166,47 @@ def _refuse_placing(ray: Any, placing: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _deadline(address: str) -> Iterator[None]:
-    """Connect to Ray in the block; raise LostError if nothing listens at the address, if that is HOST:PORT.
+    """Connect to Ray in the block; raise LostError if that fails, or nothing listens at an address that is HOST:PORT.
 
-    Ray itself would try for minutes, in which Ctrl-C does nothing. If what listens there is no Ray, this process ends
-    with that error after 60 s, as the block cannot be left: nothing is started yet.
+    Ray itself would try for minutes, in which Ctrl-C does nothing. So if what listens there is no Ray, this process
+    ends after 60 s with that error, without leaving the block: nothing is started yet.
     """
-
-    def lost(reason: str) -> LostError:
-        remedy = "Correct --address or RAY_ADDRESS; `ray status` shows what it names."
-        return LostError(expected="a running Ray", got=reason, where=f"the address {address}", remedy=remedy)
-
-    def end() -> None:
-        print(lost(f"no answer in {_CONNECT_S:g} s"), file=sys.stderr, flush=True)
-        os._exit(LostError.exit_code)
-
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in address:
         try:
             socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
         except (OSError, OverflowError) as error:
-            raise lost(str(error)) from error
-    watch = threading.Timer(_CONNECT_S, end)
+            raise _no_ray(address, str(error)) from error
+    watch = threading.Timer(_CONNECT_S, _end_without_ray, [address])
     watch.daemon = True
     if address not in ("", "local"):  # a new Ray takes as long as it takes, and would be left behind
         watch.start()
     try:
         yield
+    except ConnectionError as error:  # such as for a missing token
+        raise _no_ray(address, str(error)) from error
     finally:
         watch.cancel()
 
 
-def _orders(ray: Any, options: argparse.Namespace, job: JobFolder) -> dict[str, dict[str, Any]]:
+def _end_without_ray(address: str) -> None:
+    print(_no_ray(address, f"no answer in {_CONNECT_S:g} s"), file=sys.stderr, flush=True)
+    os._exit(LostError.exit_code)
+
+
+def _no_ray(address: str, reason: str) -> LostError:
+    remedy = "Correct --address or RAY_ADDRESS; `ray status` shows what it names."
+    return LostError(expected="a running Ray", got=reason, where=f"the address {address}", remedy=remedy)
+
+
+def _orders(ray: Any, options: argparse.Namespace, job: JobSettings) -> dict[str, dict[str, Any]]:
     """Return the orders of a coordinator's and a worker's actor, with the job's keys if they are to be sent.
 
     Raise SettingsError if these keys cannot be used, or if anybody could get them out of Ray. In command lines stand
     `{reports}`, `{parent}`, `{listen}`, `{folder}` and `{address}`, which only the node knows.
     """
-    is_uploaded = bool(ray.get_runtime_context().runtime_env.get("working_dir"))
-
-    def there(path: str | Path) -> str:
-        """Return a path as nodes have it: below the uploaded working directory, or in a folder that all share."""
-        return str(path) if is_uploaded else str(Path(path).absolute())
-
-    files = dict[str, dict[str, str]]() if options.keys or job.keys is None else _sent_keys(ray, options, job.keys)
+    there = _path_as_it_is if ray.get_runtime_context().runtime_env.get("working_dir") else _absolute
+    files = dict[str, dict[str, str]]() if options.keys or not job.keys else _sent_keys(ray, options, job.keys)
     security = ("--keys", there(options.keys) if options.keys else "{folder}/keys") if options.keys or files else ()
     common = ("--parent", "{parent}", "--log-level", options.log_level)
     last = ("--advertise", "{address}", *common, *security, *(("--insecure",) if options.insecure else ()))
@@ -227,12 +233,23 @@ def _orders(ray: Any, options: argparse.Namespace, job: JobFolder) -> dict[str, 
     }
 
 
-def _sent_keys(ray: Any, options: argparse.Namespace, folder: Path) -> dict[str, dict[str, str]]:
+def _path_as_it_is(path: str | Path) -> str:
+    """Return a path below the working directory, which Ray has uploaded, as text."""
+    return str(path)
+
+
+def _absolute(path: str | Path) -> str:
+    """Return a path in a folder that all nodes share, where actors have another working directory, as text."""
+    return str(Path(path).absolute())
+
+
+def _sent_keys(ray: Any, options: argparse.Namespace, keys: str) -> dict[str, dict[str, str]]:
     """Return the files of keys to send to a coordinator and to a worker.
 
     Raise SettingsError if they cannot be used, or would pass through a Ray that anybody can talk to; OSError if a file
     cannot be read.
     """
+    folder = Path(options.job).parent / keys
     has_token = asks_for_token() and ray.get(ray.remote(asks_for_token).options(num_cpus=0).remote(), timeout=_PROBE_S)
     require(
         has_token or options.insecure,
@@ -242,12 +259,14 @@ def _sent_keys(ray: Any, options: argparse.Namespace, folder: Path) -> dict[str,
         remedy="Start Ray with RAY_AUTH_MODE=token on all nodes and here; or put the keys on each node and name their "
         "folder there by --keys; or write --insecure to send them openly.",
     )
-    sent = {}
-    for role, names in _KEYS.items():
-        ServerKeys.read(folder, role)  # a mistake is best reported here
-        paths = (*(folder / name for name in names), *sorted((folder / "allowed").rglob("*.key")))
-        sent[role] = {f"keys/{path.relative_to(folder)}": path.read_text("utf-8") for path in paths}
-    return sent
+    return {role: _key_files(folder, role) for role in _KEYS}
+
+
+def _key_files(folder: Path, role: str) -> dict[str, str]:
+    """Return the files of keys for a role, by name; raise SettingsError if they cannot be used."""
+    ServerKeys.read(folder, role)  # a mistake is best reported here
+    paths = (*(folder / name for name in _KEYS[role]), *sorted((folder / "allowed").rglob("*.key")))
+    return {f"keys/{path.relative_to(folder)}": path.read_text("utf-8") for path in paths}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 from loader_server.fleet.process_keeper import LISTEN_FILE
@@ -21,6 +22,8 @@ __all__ = ["NodeActor", "asks_for_token"]
 
 #: How long the process may take to end: its child drains for at most 12 s.
 _END_S = 15.0
+#: Interval of checks whether the node is still there.
+_LOOK_S = 1.0
 
 
 def asks_for_token() -> bool:
@@ -51,6 +54,7 @@ class NodeActor:
         self._send(files)
         self._hearing = threading.Thread(target=self._hear, daemon=True)
         self._hearing.start()
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
 
     def look(self, files: dict[str, str]) -> dict[str, Any]:
         """Return what the process has reported; send it those of these files that are new to it."""
@@ -84,3 +88,11 @@ class NodeActor:
         shutil.rmtree(self._facts.get("folder", ""), ignore_errors=True)  # only a killed process leaves it
         if not self._has_to_end and not self._facts.get("is_over"):
             os._exit(1)  # Ray starts the actor again, here or elsewhere
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process once its parent, the node's raylet, has ended: Ray has started the actor elsewhere then."""
+    # Ray looks for the raylet's process, which it still finds where nobody collects ended processes.
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)

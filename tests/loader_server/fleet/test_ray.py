@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from loader_server.fleet import ray as program
 from loader_server.fleet.process_keeper import LISTEN_FILE
 from loader_server.fleet.ray import main
 from loader_server.fleet.ray_actor import NodeActor, asks_for_token
-from loader_server.job_folder import JobFolder
 from shared.errors import LostError, SettingsError
 from shared.keys import make_keys
 from tests.support.forked import ROOT
@@ -27,7 +27,6 @@ from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 JOB = """
 [job]
@@ -67,7 +66,7 @@ class Ray:
 
 def orders(ray: Ray, job: Path | str, *options: str) -> Any:
     parsed = program._parser().parse_args([str(job), *options])
-    return program._orders(ray, parsed, JobFolder(str(job)))
+    return program._orders(ray, parsed, program._read_job(Path(job)))
 
 
 @pytest.mark.parametrize(
@@ -120,9 +119,14 @@ def test_an_address_where_nothing_listens_is_refused_at_once(address: str) -> No
 
 @pytest.mark.parametrize("address", ["", "local", "auto", "ray://head:10001"])
 def test_other_addresses_are_left_to_ray(address: str) -> None:
-    before = threading.active_count()
+    before = {*threading.enumerate()}
     with program._deadline(address):
-        assert threading.active_count() == before + (address in ("auto", "ray://head:10001"))
+        assert len({*threading.enumerate()} - before) == (address in ("auto", "ray://head:10001")), "a watch"
+
+
+def test_a_ray_that_refuses_to_be_connected_to_is_named() -> None:
+    with pytest.raises(LostError, match="expected a running Ray, got Failed to connect"), program._deadline("auto"):
+        raise ConnectionError("Failed to connect")
 
 
 def test_what_listens_but_is_no_ray_ends_the_program_with_a_sentence() -> None:
