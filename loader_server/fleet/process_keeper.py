@@ -155,7 +155,7 @@ class _KeptProcess:
 
         Return whether the owner has ended.
         """
-        if self._owner not in select.select([self._owner, *others], [], [], wait_s)[0]:
+        if 0 not in select.select([0, *others], [], [], wait_s)[0]:
             return False
         line = self._owner.readline()
         has_ended = not line.endswith(b"\n")

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from loader_server.arguments import COMMANDS
 from loader_server.fleet.process_keeper import LISTEN_FILE
@@ -28,7 +28,7 @@ from shared.keys import ServerKeys
 from shared.settings.job import parse_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from shared.settings.job import JobSettings
 
@@ -39,7 +39,10 @@ _REACH_S, _CONNECT_S, _PROBE_S = 10.0, 60.0, 120.0
 _MOST_WORKERS = 4096
 
 #: The files of a folder of keys that a coordinator and its workers need, beside those below `allowed`.
-_KEYS = {"coordinator": ("coordinator.key_secret",), "worker": ("worker.key_secret", "coordinator.key")}
+_KEYS: dict[Literal["coordinator", "worker"], tuple[str, ...]] = {
+    "coordinator": ("coordinator.key_secret",),
+    "worker": ("worker.key_secret", "coordinator.key"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -205,8 +208,9 @@ def _orders(ray: Any, options: argparse.Namespace, job: JobSettings) -> dict[str
     Raise SettingsError if these keys cannot be used, or if anybody could get them out of Ray. In command lines stand
     `{reports}`, `{parent}`, `{listen}`, `{folder}` and `{address}`, which only the node knows.
     """
-    there = _path_as_it_is if ray.get_runtime_context().runtime_env.get("working_dir") else _absolute
-    files = dict[str, dict[str, str]]() if options.keys or not job.keys else _sent_keys(ray, options, job.keys)
+    # Below the working directory if Ray has uploaded it.
+    there = str if ray.get_runtime_context().runtime_env.get("working_dir") else _absolute
+    files: Mapping[str, dict[str, str]] = {} if options.keys or not job.keys else _sent_keys(ray, options, job.keys)
     security = ("--keys", there(options.keys) if options.keys else "{folder}/keys") if options.keys or files else ()
     common = ("--parent", "{parent}", "--log-level", options.log_level)
     last = ("--advertise", "{address}", *common, *security, *(("--insecure",) if options.insecure else ()))
@@ -233,17 +237,12 @@ def _orders(ray: Any, options: argparse.Namespace, job: JobSettings) -> dict[str
     }
 
 
-def _path_as_it_is(path: str | Path) -> str:
-    """Return a path below the working directory, which Ray has uploaded, as text."""
-    return str(path)
-
-
 def _absolute(path: str | Path) -> str:
     """Return a path in a folder that all nodes share, where actors have another working directory, as text."""
     return str(Path(path).absolute())
 
 
-def _sent_keys(ray: Any, options: argparse.Namespace, keys: str) -> dict[str, dict[str, str]]:
+def _sent_keys(ray: Any, options: argparse.Namespace, keys: str) -> Mapping[str, dict[str, str]]:
     """Return the files of keys to send to a coordinator and to a worker.
 
     Raise SettingsError if they cannot be used, or would pass through a Ray that anybody can talk to; OSError if a file
@@ -262,7 +261,7 @@ def _sent_keys(ray: Any, options: argparse.Namespace, keys: str) -> dict[str, di
     return {role: _key_files(folder, role) for role in _KEYS}
 
 
-def _key_files(folder: Path, role: str) -> dict[str, str]:
+def _key_files(folder: Path, role: Literal["coordinator", "worker"]) -> dict[str, str]:
     """Return the files of keys for a role, by name; raise SettingsError if they cannot be used."""
     ServerKeys.read(folder, role)  # a mistake is best reported here
     paths = (*(folder / name for name in _KEYS[role]), *sorted((folder / "allowed").rglob("*.key")))

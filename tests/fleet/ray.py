@@ -116,17 +116,20 @@ def _kill_pieces(cluster: RayCluster, job: Path) -> dict[str, Any]:
     """
     keys, result = job.parent / "keys", dict[str, Any]()
 
-    def kill(words: str) -> None:
-        killed_s = time.monotonic()
+    def kill(words: str, *, moves: bool = False) -> None:
+        former, killed_s = served.endpoint, time.monotonic()
         cluster.kill(words)
+        if moves:
+            wait_until(lambda: served.endpoint != former, "the coordinator serves again")
         time.sleep(_SILENT_S)  # until none of the killed counts as heard
         _wait_for_workers(served.endpoint, keys)
         result[words] = round(time.monotonic() - killed_s, 1)
 
     with cluster.serve(job, f"--workers={_WORKERS}") as served:
         _wait_for_workers(served.endpoint, keys)
-        for words in ("loader_server run", "loader_server coordinator", "ray::NodeActor"):
-            kill(words)
+        kill("loader_server run")
+        kill("loader_server coordinator")
+        kill("ray::NodeActor", moves=True)
         cluster.kill_raylet(cluster.nodes_with("run")[0])
         served.kill()
         killed_s = time.monotonic()
