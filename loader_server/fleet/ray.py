@@ -135,23 +135,20 @@ def _read_job(path: Path) -> JobSettings:
 
 
 def _worker_range(text: str) -> tuple[int, int]:
-    """Return the least and the most workers that `4` or `2:16` names.
-
-    Raise argparse's error unless 1 <= least <= most <= 4096, ValueError for other text.
-    """
-    first, _, last = text.partition(":")
-    least, most = int(first), int(last or first)
-    if not 1 <= least <= most <= _MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"expected 1 <= LEAST <= MOST <= {_MOST_WORKERS}, got {text}")
-    return least, most
+    """Return the least and the most workers that `4` or `2:16` names; raise argparse's error for other text."""
+    least, _, most = text.partition(":")
+    with contextlib.suppress(ValueError):
+        if 1 <= int(least) <= int(most or least) <= _MOST_WORKERS:
+            return int(least), int(most or least)
+    raise argparse.ArgumentTypeError(f"expected 4 or 2:16, say, from 1 to {_MOST_WORKERS}, got {text!r}")
 
 
 def _table(text: str) -> dict[str, Any]:
-    """Return the table that a JSON object gives; raise argparse's error for other JSON, ValueError for other text."""
-    table = json.loads(text)
-    if not isinstance(table, dict):
-        raise argparse.ArgumentTypeError(f'expected a table as JSON, such as {{"loader": 1}}, got {text}')
-    return table
+    """Return the table that a JSON object gives; raise argparse's error for other text."""
+    with contextlib.suppress(ValueError):
+        if isinstance(table := json.loads(text), dict):
+            return table
+    raise argparse.ArgumentTypeError(f'expected a table as JSON, such as {{"loader": 1}}, got {text!r}')
 
 
 def _refuse_placing(ray: Any, placing: dict[str, Any]) -> None:
