@@ -308,6 +308,20 @@ def _keeps_below(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
+def test_an_actor_ends_with_its_nodes_own_process() -> None:
+    actor = (
+        "import os; from loader_server.fleet.ray_actor import _end_with_parent;"
+        "print(os.getpid()); _end_with_parent(os.getppid())"
+    )
+    raylet = f"import subprocess, sys; subprocess.run([sys.executable, '-uc', {actor!r}])"
+    with subprocess.Popen([sys.executable, "-c", raylet], cwd=ROOT, stdout=subprocess.PIPE) as node:
+        assert node.stdout is not None
+        pid = int(node.stdout.readline())
+        assert psutil.pid_exists(pid)
+        node.kill()
+        wait_until(lambda: not psutil.pid_exists(pid), "the actor has ended")
+
+
 def test_where_a_process_serves_is_noted_for_its_successor() -> None:
     sent = io.BytesIO()
     actor = NodeActor.__new__(NodeActor)
