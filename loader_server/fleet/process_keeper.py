@@ -15,6 +15,7 @@ actor would be killed undrained, and leave keys behind. So this process leaves i
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import select
@@ -97,7 +98,7 @@ class _KeptProcess:
     def __init__(self, folder: Path, in_use: int, reports: int) -> None:
         self._folder, self._in_use, self._reports = folder, in_use, reports
         # Unbuffered, so that nothing lies in a buffer where `select` does not see it.
-        self._owner = open(0, "rb", buffering=0)  # noqa: SIM115 - open until this process ends
+        self._owner = io.FileIO(0)
         self._report(folder=str(folder))
 
     def keep(self, orders: dict[str, Any]) -> None:
