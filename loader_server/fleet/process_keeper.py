@@ -2,42 +2,42 @@
 
     python -m loader_server.fleet.process_keeper ORDERS
 
-The orders are JSON: `commands`, `listen` and `ends_job` of `ray_settings.Orders`. Reports go out on standard output in
-lines of JSON: first the folder of this process, then those of the child, and of its end. A line on standard input says
-that the owner has put its files into the folder.
+The orders are JSON: `commands`, command lines of `loader-server` of which the last is kept running, and `ends_job`.
+Each line of standard input is a JSON object of files for this process's own folder. Reports leave by standard output.
 
 Rules: at the end of its input, however its owner ended, it ends its child in good order, removes its folder, and ends.
-A child that ends otherwise is started again after a pause, which grows while it keeps failing. It must not know of Ray.
+It must not know of Ray.
 
-Ray kills the children of an actor that it ends, and `--parent` signals only a child: a child of the actor would leave
-its folder behind, and no other would notice the actor's end. So this process is none: it leaves its parent and its
-session as soon as it starts, and what it keeps is its child.
+Why a process: when Ray ends an actor it kills the actor's children, and `--parent` signals only a child. A child of the
+actor would be killed undrained, and leave keys behind. So this process leaves its parent and session at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shared.commands import LONGEST_WAIT_S
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from shared.stores.locks import lock
+from shared.stores.own_files import replacing
 
 __all__ = ["LISTEN_FILE", "main"]
 
-#: The file in the folder that says where the child has served, so that its successor serves there as well.
+#: The file that says where the child is to serve: at first as ordered, then where its predecessor did.
 LISTEN_FILE = "listen"
 
+_PREFIX = "stoker-ray-"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 #: A child that lived for this long has not failed at its start: its successor need not wait for long.
 _HEALTHY_S = 2.0
@@ -58,75 +58,115 @@ def main() -> None:
     # Only for the reports: whatever else writes to standard output, such as a child, goes to the log.
     reports = os.dup(1)
     os.dup2(2, 1)
-    # Made only here, where Ray no longer kills this process with the actor: nobody else would remove it.
-    with tempfile.TemporaryDirectory(prefix="stoker-ray-", ignore_cleanup_errors=True) as folder:
-        _report(reports, {"folder": folder})
-        if os.read(0, 1):
-            _keep(Path(folder), json.loads(sys.argv[1]), reports)
+    _remove_left()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
+        lock(in_use := os.open(folder, os.O_RDONLY), wait=True)
+        _KeptProcess(Path(folder), in_use, reports).keep(json.loads(sys.argv[1]))
 
 
-def _report(reports: int, facts: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # an owner that has ended is noticed by the input
-        os.write(reports, (json.dumps(facts) + "\n").encode())
+def _remove_left() -> None:
+    """Remove the folders, which may hold keys, of keepers that were killed together with their owners."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                # An empty folder may be one that its maker is about to lock.
+                if lock(handle, wait=False) and any(folder.iterdir()):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
-def _keep(folder: Path, orders: Mapping[str, Any], reports: int) -> None:
-    """Run the commands one by one, and keep the last one running, until the owner or the job ends."""
-    commands, served, pause_s = list(orders["commands"]), folder / LISTEN_FILE, _FIRST_PAUSE_S
-    while True:
-        started_s = time.monotonic()
-        listen = served.read_text() if served.exists() else orders["listen"]
-        known = {"folder": str(folder), "parent": str(os.getpid()), "facts": str(reports), "listen": listen}
-        code = _run_child(commands[0], known, reports)
-        if code is None:
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_DRAIN_S)
+    child.kill()
+    child.wait()
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(content.encode())
+    path.chmod(0o600)
+
+
+class _KeptProcess:
+    """The child that is kept, with the folder, the descriptor of its lock, and that of the reports."""
+
+    def __init__(self, folder: Path, in_use: int, reports: int) -> None:
+        self._folder, self._in_use, self._reports = folder, in_use, reports
+        # Unbuffered, so that nothing lies in a buffer where `select` does not see it.
+        self._owner = io.FileIO(0)
+        self._report(folder=str(folder))
+
+    def keep(self, orders: dict[str, Any]) -> None:
+        """Run the commands one by one, and keep the last one running, until the owner or the job ends."""
+        if self._has_owner_ended(None):  # its first line has the files without which nothing can start
             return
-        if code == 0 and len(commands) > 1:
-            del commands[0]
-            continue
-        is_over = code == 0 and orders["ends_job"]
-        _report(reports, {"ended": code, "is_over": is_over})
-        if time.monotonic() - started_s > _HEALTHY_S:
-            pause_s = _FIRST_PAUSE_S
-        else:
-            served.unlink(missing_ok=True)  # that port may have been taken meanwhile
-        if is_over or _has_owner_ended(pause_s):
-            return
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        commands, pause_s, served = list(orders["commands"]), _FIRST_PAUSE_S, self._folder / LISTEN_FILE
+        listen = served.read_text() if served.exists() else ""
+        while True:
+            started_s = time.monotonic()
+            code = self._run_child(commands[0], served.read_text() if listen else "")
+            if code is None:
+                return
+            if code == 0 and len(commands) > 1:
+                del commands[0]
+                continue
+            is_over = code == 0 and orders["ends_job"]
+            self._report(ended=code, is_over=is_over)
+            if time.monotonic() - started_s > _HEALTHY_S:
+                pause_s = _FIRST_PAUSE_S
+            else:
+                served.write_text(listen)  # the port of a predecessor may have been taken meanwhile
+            if is_over or self._has_owner_ended(pause_s):
+                return
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    def _run_child(self, command: list[str], listen: str) -> int | None:
+        """Run a command line, with what only this process knows in place of the names in braces.
 
-def _run_child(command: list[str], known: Mapping[str, str], reports: int) -> int | None:
-    """Run a command line, with what only this process knows in place of the names in braces.
+        Return its exit code, or None if the owner has ended before: then the child is ended in good order, or killed
+        after 12 s.
+        """
+        known = {"folder": self._folder, "parent": os.getpid(), "reports": self._reports, "listen": listen}
+        for name, value in known.items():
+            command = [word.replace(f"{{{name}}}", str(value)) for word in command]
+        child = subprocess.Popen(
+            [sys.executable, "-m", "loader_server", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            pass_fds=(self._reports, self._in_use),  # the folder is in use as long as the child lives
+        )
+        ending = os.pidfd_open(child.pid)
+        try:
+            while child.poll() is None:
+                # In short waits, because Python misses a signal that arrives just as it begins to wait.
+                if self._has_owner_ended(LONGEST_WAIT_S, ending):
+                    return None
+            return child.returncode
+        finally:
+            os.close(ending)
+            _end(child)
 
-    Return its exit code, or None if the owner has ended before: then the child is ended in good order, or killed after
-    12 s.
-    """
-    for name, value in known.items():
-        command = [word.replace(f"{{{name}}}", value) for word in command]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "loader_server", *command],
-        stdin=subprocess.DEVNULL,
-        stdout=sys.stderr,
-        pass_fds=(reports,),
-    )
-    ending = os.pidfd_open(child.pid)
-    try:
-        while child.poll() is None:
-            # In short waits, because Python misses a signal that arrives just as it begins to wait.
-            if _has_owner_ended(LONGEST_WAIT_S, ending):
-                return None
-        return child.returncode
-    finally:
-        os.close(ending)
-        child.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_DRAIN_S)
-        child.kill()
-        child.wait()
+    def _has_owner_ended(self, wait_s: float | None, *others: int) -> bool:
+        """Wait for the owner, or until another descriptor is ready; write the files that the owner sends.
 
+        Return whether the owner has ended.
+        """
+        if 0 not in select.select([0, *others], [], [], wait_s)[0]:
+            return False
+        line = self._owner.readline()
+        has_ended = not line.endswith(b"\n")
+        for name, content in () if has_ended else json.loads(line).items():
+            _write(self._folder / name, content)
+        return has_ended
 
-def _has_owner_ended(wait_s: float, *others: int) -> bool:
-    """Wait for the end of the input, or until another descriptor is ready; return whether the input has ended."""
-    return 0 in select.select([0, *others], [], [], wait_s)[0]
+    def _report(self, **facts: Any) -> None:
+        with contextlib.suppress(OSError):  # an owner that has ended is noticed by the input
+            os.write(self._reports, (json.dumps(facts) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 Measured are the digest of an undisturbed fleet, what a trainer reads when a node with a worker is lost in mid-epoch,
 and when the coordinator's node is, how soon all are back on other nodes, and how the number of workers follows a
-trainer's pace. Each time nothing may be left, whether the program is interrupted or killed, or was submitted to Ray,
-which stops it. The keys pass through Ray, which asks for a token; only of a submitted job they are on the nodes.
+trainer's pace. Processes of each kind are killed alone. Each time nothing may be left, whether the program is
+interrupted or killed, or was submitted to Ray, which stops it. The keys pass through Ray, which asks for a token; only
+of a submitted job they are on the nodes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["measure", "reason_not_here"]
 
 _WORKERS = 3
+#: After so long without a word a worker does not count as heard.
+_SILENT_S = 2.0
 #: Nodes for loaders alone: all but the head, which cannot be lost.
 _LOADERS = ("--label-selector", '{"pool": "loaders"}')
 
@@ -36,7 +39,8 @@ def measure(job: Path, work: Path) -> dict[str, Any]:
         result = _lose_a_node(cluster, copy_job(job, work / "lost"))
         cluster.add_node()
         result["lost_coordinator"] = _lose_the_coordinator(cluster, copy_job(job, work / "moved"))
-        result["program_killed"] = _kill_the_program(cluster, copy_job(job, work / "killed"))
+        result["killed"] = _kill_pieces(cluster, copy_job(job, work / "killed"))
+        cluster.add_node()
         result["submitted"] = _submit(cluster, copy_job(job, work / "submitted"))
         with cluster.serve(slow_down(copy_job(job, work / "scale")), "--workers=1:8") as served:
             result["scale"] = measure_scale(served.endpoint, job.parent / "keys")
@@ -49,7 +53,7 @@ def _outcome(epoch: EpochRead) -> dict[str, Any]:
 
 def _heard(endpoint: str, keys: Path) -> set[str]:
     """Return the names of the workers that the coordinator hears."""
-    return {worker["name"] for worker in ask(endpoint, keys=str(keys))["workers"] if worker["silent_s"] <= 2.0}
+    return {worker["name"] for worker in ask(endpoint, keys=str(keys))["workers"] if worker["silent_s"] <= _SILENT_S}
 
 
 def _wait_for_workers(endpoint: str, keys: Path, *, beside: AbstractSet[str] = frozenset()) -> None:
@@ -105,14 +109,32 @@ def _lose_the_coordinator(cluster: RayCluster, job: Path) -> dict[str, Any]:
     return _outcome(epoch) | {"bound_s": longest_gap_s(), "back_s": back_s}
 
 
-def _kill_the_program(cluster: RayCluster, job: Path) -> dict[str, Any]:
-    """Kill the program; Ray ends its actors, and with them goes all that they have started."""
+def _kill_pieces(cluster: RayCluster, job: Path) -> dict[str, Any]:
+    """Kill each kind of process alone: workers, coordinator, actors, a raylet, and at last the program.
+
+    Workers come back each time. Ray ends the actors with the program, and with them goes all that they have started.
+    """
+    keys, result = job.parent / "keys", dict[str, Any]()
+
+    def kill(words: str, *, moves: bool = False) -> None:
+        former, killed_s = served.endpoint, time.monotonic()
+        cluster.kill(words)
+        if moves:
+            wait_until(lambda: served.endpoint != former, "the coordinator serves again")
+        time.sleep(_SILENT_S)  # until none of the killed counts as heard
+        _wait_for_workers(served.endpoint, keys)
+        result[words] = round(time.monotonic() - killed_s, 1)
+
     with cluster.serve(job, f"--workers={_WORKERS}") as served:
-        _wait_for_workers(served.endpoint, job.parent / "keys")
+        _wait_for_workers(served.endpoint, keys)
+        kill("loader_server run")
+        kill("loader_server coordinator")
+        kill("ray::NodeActor", moves=True)
+        cluster.kill_raylet(cluster.nodes_with("run")[0])
         served.kill()
         killed_s = time.monotonic()
         wait_until(lambda: not cluster.left(), "all have ended")
-        return {"gone_s": round(time.monotonic() - killed_s, 1)}
+        return result | {"gone_s": round(time.monotonic() - killed_s, 1)}
 
 
 def _submit(cluster: RayCluster, job: Path) -> dict[str, Any]:

@@ -123,10 +123,23 @@ class RayCluster:
         self._lost.add(node)
         _kill_all(_of_node(node))
 
-    def left(self) -> list[str]:
-        """Return what jobs have left on the nodes: processes, and folders but those of lost nodes."""
-        processes = [" ".join(_words(process)) for node in self._nodes() for process in _kept(node)]
-        folders = [str(path) for node in self._nodes() if node not in self._lost for path in node.glob("stoker-*")]
+    def kill(self, words: str, node: Path | None = None) -> None:
+        """Kill the processes whose titles have these words, on a node or on all, and nothing else."""
+        nodes = self._nodes() if node is None else [node]
+        found = [process for each in nodes for process in _of_node(each) if words in " ".join(_words(process))]
+        assert found, words
+        _kill_all(found)
+
+    def kill_raylet(self, node: Path) -> None:
+        """Kill only Ray's own process of a node, and wait until all that jobs have there is gone."""
+        self.kill("raylet/raylet", node)
+        wait_until(lambda: not self.left(node), f"nothing is left on {node}", _GONE_S)
+
+    def left(self, *nodes: Path) -> list[str]:
+        """Return what jobs have left on the nodes (all if none is named): processes, and folders but of lost nodes."""
+        looked_at = nodes or self._nodes()
+        processes = [" ".join(_words(process)) for node in looked_at for process in _kept(node)]
+        folders = [str(path) for node in looked_at if node not in self._lost for path in node.glob("stoker-*")]
         return processes + folders
 
     # --- jobs ---

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,13 +75,15 @@ class Kept:
     @property
     def own(self) -> Path:
         """Return the keeper's folder, once that is there."""
-        wait_until(lambda: self.hear() == [] and self._text, "the keeper has named its folder")
+        wait_until(lambda: self.hear() or self._text, "the keeper has named its folder")
         return Path(json.loads(self._text.splitlines()[0])["folder"])
 
-    def begin(self) -> None:
+    def send(self, **files: str) -> None:
         assert self.owner.stdin is not None
-        self.owner.stdin.write(b"\n")
+        self.owner.stdin.write(json.dumps(files).encode() + b"\n")
         self.owner.stdin.flush()
+
+    begin = send
 
     def hear(self) -> list[dict[str, Any]]:
         assert self.owner.stdout is not None
@@ -103,18 +106,19 @@ class Kept:
 
 
 @contextmanager
-def keeper(folder: Path, *commands: list[str], listen: str = "", ends_job: bool = False) -> Iterator[Kept]:
+def keeper(folder: Path, *commands: list[str], ends_job: bool = False, tmp: Path | None = None) -> Iterator[Kept]:
     """A keeper whose child is not the program but the script above, started with the arguments of the orders."""
     package = folder / "packages" / "loader_server"
     package.mkdir(parents=True)
-    (folder / "tmp").mkdir()
-    orders = json.dumps({"commands": commands, "listen": listen, "ends_job": ends_job})
+    tmp = tmp or folder / "tmp"
+    tmp.mkdir(exist_ok=True)
+    orders = json.dumps({"commands": commands, "ends_job": ends_job})
     (package / "__init__.py").write_text(f"__path__.append({str(ROOT / 'loader_server')!r})\n")
     (package / "__main__.py").write_text(PROGRAM)
     owner = subprocess.Popen(
         [sys.executable, "-m", "loader_server.fleet.process_keeper", orders],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{package.parent}:{ROOT}", "TMPDIR": str(folder / "tmp")},
+        env={**os.environ, "PYTHONPATH": f"{package.parent}:{ROOT}", "TMPDIR": str(tmp)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -130,18 +134,18 @@ def keeper(folder: Path, *commands: list[str], listen: str = "", ends_job: bool 
 
 
 def command(folder: Path, action: str, *words: str) -> list[str]:
-    return [action, str(folder / "starts"), "--ready-fd", "{facts}", *words]
+    return [action, str(folder / "starts"), "--ready-fd", "{reports}", *words]
 
 
 def test_a_child_gets_what_only_its_keeper_knows_and_reports_to_the_owner(tmp_path: Path) -> None:
-    words = ("{folder}/state", "{parent}", "{listen}", "{facts} {other}")
-    with keeper(tmp_path, command(tmp_path, "serve", *words), listen="tcp://0.0.0.0:*") as kept:
+    words = ("{folder}/state", "{parent}", "{listen}", "{reports} {other}")
+    with keeper(tmp_path, command(tmp_path, "serve", *words)) as kept:
         own = kept.own
-        kept.begin()
+        kept.begin(listen="tcp://0.0.0.0:*")
         wait_until(lambda: kept.hear() == [{"endpoint": "tcp://0.0.0.0:4711"}], "it has reported")
         (start,) = kept.starts
-        _, facts, *rest = start["words"]
-        assert rest == [f"{own}/state", str(start["parent"]), "tcp://0.0.0.0:*", f"{facts} {{other}}"]
+        _, reports, *rest = start["words"]
+        assert rest == [f"{own}/state", str(start["parent"]), "tcp://0.0.0.0:*", f"{reports} {{other}}"]
         kept.close()
         kept.wait_until_gone()
     assert (tmp_path / "left").read_text() == "in good order"
@@ -193,21 +197,68 @@ def test_an_end_in_good_order_ends_the_job_only_if_it_should(tmp_path: Path, end
 
 @pytest.mark.slow
 def test_a_child_that_served_is_started_again_where_it_served(tmp_path: Path) -> None:
-    with keeper(tmp_path, command(tmp_path, "crash", "{listen}"), listen="tcp://0.0.0.0:*") as kept:
-        own = kept.own
-        kept.begin()
+    with keeper(tmp_path, command(tmp_path, "crash", "{listen}")) as kept:
+        kept.begin(**{LISTEN_FILE: "tcp://0.0.0.0:*"})
         wait_until(kept.hear, "it serves")
-        (own / LISTEN_FILE).write_text("tcp://0.0.0.0:4711")
+        kept.send(**{LISTEN_FILE: "tcp://0.0.0.0:4711"})
         wait_until(lambda: len(kept.starts) >= 2, "it is started again")
         assert [start["words"][-1] for start in kept.starts[:2]] == ["tcp://0.0.0.0:*", "tcp://0.0.0.0:4711"]
 
 
 def test_a_child_that_fails_at_its_start_is_not_bound_to_where_another_served(tmp_path: Path) -> None:
-    with keeper(tmp_path, command(tmp_path, "fail", "{listen}"), listen="tcp://0.0.0.0:*") as kept:
-        (kept.own / LISTEN_FILE).write_text("tcp://0.0.0.0:4711")
-        kept.begin()
-        wait_until(lambda: len(kept.starts) >= 2, "it is started again")
-        assert [start["words"][-1] for start in kept.starts[:2]] == ["tcp://0.0.0.0:4711", "tcp://0.0.0.0:*"]
+    with keeper(tmp_path, command(tmp_path, "fail", "{listen}")) as kept:
+        kept.begin(**{LISTEN_FILE: "tcp://0.0.0.0:*"})
+
+        def is_bound() -> bool:
+            kept.send(**{LISTEN_FILE: "tcp://0.0.0.0:4711"})  # again, as it counts only if it comes in a pause
+            time.sleep(0.2)
+            return "tcp://0.0.0.0:4711" in listened(kept)
+
+        wait_until(is_bound, "it is to serve where another did")
+        wait_until(lambda: listened(kept)[-1] == "tcp://0.0.0.0:*", "it serves elsewhere")
+
+
+def listened(kept: Kept) -> list[str]:
+    return [start["words"][-1] for start in kept.starts]
+
+
+def test_files_are_written_for_the_owner_alone_whenever_it_sends_some(tmp_path: Path) -> None:
+    with keeper(tmp_path, command(tmp_path, "serve")) as kept:
+        own = kept.own
+        kept.begin(**{"keys/allowed/a.key": "k" * 70_000, "endpoint": "first\n"})
+        wait_until(kept.hear, "it serves")
+        assert (own / "keys/allowed/a.key").read_text() == "k" * 70_000
+        assert [path.stat().st_mode & 0o777 for path in (own, own / "endpoint")] == [0o700, 0o600]
+        kept.send(endpoint="second\n")
+        wait_until(lambda: (own / "endpoint").read_text() == "second\n", "the file is replaced")
+
+
+def test_a_line_that_its_owner_could_not_finish_starts_nothing(tmp_path: Path) -> None:
+    with keeper(tmp_path, command(tmp_path, "serve")) as kept:
+        assert kept.owner.stdin is not None
+        kept.owner.stdin.write(b'{"keys/a.key": "k')
+        kept.close()
+        kept.wait_until_gone()
+    assert kept.starts == []
+
+
+def test_what_a_keeper_left_that_was_killed_with_its_owner_goes_with_the_next_and_nothing_else(tmp_path: Path) -> None:
+    left, empty, other = (tmp_path / "tmp" / name for name in ("stoker-ray-left", "stoker-ray-empty", "other"))
+    for folder in (left / "keys", empty, other):
+        folder.mkdir(parents=True)
+    (left / "keys" / "a.key").write_text("k")
+    (tmp_path / "a").mkdir()
+    with keeper(tmp_path / "a", command(tmp_path, "serve"), tmp=tmp_path / "tmp") as living:
+        living.begin(endpoint="e")
+        wait_until(living.hear, "it serves")
+        (tmp_path / "b").mkdir()
+        with keeper(tmp_path / "b", command(tmp_path, "serve"), tmp=tmp_path / "tmp") as later:
+            later.begin()
+            wait_until(later.hear, "it serves as well")
+            assert {*(tmp_path / "tmp").iterdir()} == {empty, other, living.own, later.own}
+            assert (living.own / "endpoint").read_text() == "e"
+            empty.rmdir()
+            other.rmdir()
 
 
 def test_a_killed_child_is_started_again(tmp_path: Path) -> None:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
+import socket
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
+from loader_server.arguments import COMMANDS
 from loader_server.fleet import ray as program
 from loader_server.fleet.process_keeper import LISTEN_FILE
 from loader_server.fleet.ray import main
 from loader_server.fleet.ray_actor import NodeActor, asks_for_token
-from loader_server.fleet.ray_settings import Orders
-from shared.errors import SettingsError
+from shared.errors import LostError, SettingsError
 from shared.keys import make_keys
 from tests.support.forked import ROOT
 from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
 JOB = """
 [job]
@@ -61,33 +64,84 @@ class Ray:
         return answer
 
 
-def settings(ray: Ray, job: Path | str, *options: str) -> Any:
+def orders(ray: Ray, job: Path | str, *options: str) -> Any:
     parsed = program._parser().parse_args([str(job), *options])
-    return program._settings(ray, parsed, program._read_job(str(job)))
+    return program._orders(ray, parsed, program._read_job(Path(job)))
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
+    ("text", "workers"), [("4", (4, 4)), ("2:16", (2, 16)), ("1:1", (1, 1)), ("4096", (4096, 4096)), ("02:03", (2, 3))]
+)
+def test_a_number_of_workers_or_a_range_is_understood(text: str, workers: tuple[int, int]) -> None:
+    assert program._parser().parse_args(["job.toml", "--workers", text]).workers == workers
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
     [
-        (("--workers", "4:2"), "--workers: expected a number of workers"),
-        (("--resources", "disk"), "--resources: expected a table as JSON"),
-        (("--label-selector", '{"a": 1}'), "--label-selector: expected labels"),
-        (("--runtime-env-json", "[]"), "--runtime-env-json: expected a table as JSON"),
-        ((), "expected ray, which runs the loaders' actors"),
+        *(("--workers", text) for text in ("", "0", "0:4", "4:2", "4097", "1:4097", "-1", ":2", "2:3:4", "two", "1e3")),
+        *(("--resources", text) for text in ("[]", "loader=1", "1", "{", "null", "")),
+        ("--label-selector", "disk"),
+        ("--runtime-env-json", "[]"),
+        ("--num-cpus", "two"),
     ],
 )
-def test_mistakes_are_named_before_ray_is_needed(
-    options: tuple[str, ...],
-    error: str,
-    job: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_text_is_wrong_usage(option: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["job.toml", f"{option}={text}"])
+    assert end.value.code == 2
+    assert f"argument {option}: {'invalid' if option == '--num-cpus' else 'expected'}" in capsys.readouterr().err
+
+
+def test_a_missing_ray_is_named(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SystemExit) as end:
-        main([str(job), *options])
+        main([str(job)])
     assert end.value.code == 1
-    assert error in capsys.readouterr().err
+    assert "expected ray, which runs the loaders' actors" in capsys.readouterr().err
+
+
+def test_what_ray_refuses_of_a_node_is_named() -> None:
+    def options(**placing: Any) -> None:
+        assert placing == {"num_cpus": -1}
+        raise ValueError("The quantity of resource num_cpus cannot be negative")
+
+    with pytest.raises(SettingsError, match=r"--num-cpus.*: expected cores, resources and labels.* cannot be negative"):
+        program._refuse_placing(SimpleNamespace(remote=lambda _: SimpleNamespace(options=options)), {"num_cpus": -1})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "[::1]:1"])
+def test_an_address_where_nothing_listens_is_refused_at_once(address: str) -> None:
+    with pytest.raises(LostError, match="expected a running Ray") as refused, program._deadline(address):
+        pytest.fail("Ray would try for minutes")
+    assert address in refused.value.where
+
+
+@pytest.mark.parametrize("address", ["", "local", "auto", "ray://head:10001"])
+def test_other_addresses_are_left_to_ray(address: str) -> None:
+    before = {*threading.enumerate()}
+    with program._deadline(address):
+        assert len({*threading.enumerate()} - before) == (address in ("auto", "ray://head:10001")), "a watch"
+
+
+def test_a_ray_that_refuses_to_be_connected_to_is_named() -> None:
+    with pytest.raises(LostError, match="expected a running Ray, got Failed to connect"), program._deadline("auto"):
+        raise ConnectionError("Failed to connect")
+
+
+def test_what_listens_but_is_no_ray_ends_the_program_with_a_sentence() -> None:
+    code = (
+        "import sys, time; from loader_server.fleet import ray;"
+        "ray._CONNECT_S = 0.2;"
+        "deadline = ray._deadline(sys.argv[1]); deadline.__enter__(); time.sleep(60)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-c", code, address], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+        )
+    assert done.returncode == LostError.exit_code
+    assert f"the address {address}: expected a running Ray, got no answer in 0.2 s" in done.stderr
 
 
 def test_a_job_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,30 +154,63 @@ def test_paths_are_those_of_a_folder_that_all_nodes_share(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = settings(Ray(has_token=False), job.name, "--state", "state", "--accept-code", "--keys", "/etc/keys")
-    assert found.job == str(job)
-    assert found.joining == ("--state", str(tmp_path / "state"), "--accept-code")
-    assert found.keys == "/etc/keys"
+    found = orders(Ray(has_token=False), job.name, "--state", "state", "--accept-code", "--keys", "keys")
+    assert [command[1] for command in found["coordinator"]["commands"]] == [str(job), str(job)]
+    (command,) = found["worker"]["commands"]
+    assert "--accept-code" in command
+    assert command[-1 - command[::-1].index("--state") + 1] == str(tmp_path / "state"), "the last one counts"
+    assert {command[command.index("--keys") + 1] for command in last_commands(found)} == {str(tmp_path / "keys")}
 
 
 def test_paths_of_an_uploaded_working_directory_stay_relative(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = settings(Ray(has_token=False, working_dir="gcs://package.zip"), job.name, "--data", "data")
-    assert (found.job, found.joining) == ("job.toml", ("--data", "data"))
+    found = orders(Ray(has_token=False, working_dir="gcs://package.zip"), job.name, "--data", "data")
+    assert found["coordinator"]["commands"][0][:2] == ("index", "job.toml")
+    (command,) = found["worker"]["commands"]
+    assert command[command.index("--data") + 1] == "data"
+
+
+def last_commands(found: Any) -> list[tuple[str, ...]]:
+    return [found[role]["commands"][-1] for role in ("coordinator", "worker")]
+
+
+def test_the_coordinator_indexes_and_then_serves_and_a_worker_joins(job: Path) -> None:
+    found = orders(Ray(has_token=False), job, "--listen", "tcp://0.0.0.0:7400", "--insecure")
+    assert [command[:2] for command in found["coordinator"]["commands"]] == [
+        ("index", str(job)),
+        ("coordinator", str(job)),
+    ]
+    assert found["coordinator"]["files"] == {LISTEN_FILE: "tcp://0.0.0.0:7400"}
+    assert (found["coordinator"]["ends_job"], found["worker"]["ends_job"]) == (True, False)
+    (command,) = found["worker"]["commands"]
+    assert command[:4] == ("run", "file://{folder}/endpoint", "--workers", "1")
+    assert found["worker"]["files"] == {}
+    assert all("--insecure" in command and "--keys" not in command for command in last_commands(found))
+
+
+def test_the_commands_take_all_these_options(job: Path) -> None:
+    options = ("--state", "s", "--data", "d", "--index", "i", "--accept-code", "--keys", "k", "--insecure")
+    found = orders(Ray(has_token=False), job, *options)
+    for name, *words in (*found["coordinator"]["commands"], *found["worker"]["commands"]):
+        command = COMMANDS[name]
+        known = {option for group in (command.options, command.joining) for found in group for option in found.names}
+        assert {word for word in words if word.startswith("--")} <= known | {"--log-level"}
 
 
 def test_each_process_is_sent_its_own_keys_and_no_other(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     job.write_text(JOB.format(keys='keys = "secret"'))
     make_keys(job.parent / "secret")
-    found = settings(Ray(has_token=True), job)
+    sent = orders(Ray(has_token=True), job)
+    coordinator, worker = sent["coordinator"]["files"], sent["worker"]["files"]
     allowed = {f"keys/allowed/{role}/{role}.key" for role in ("coordinator", "trainer", "worker")}
-    assert {name for name in found.coordinator_files if "allowed" in name} == allowed
-    assert found.coordinator_files.keys() - allowed == {"keys/coordinator.key_secret"}
-    assert found.worker_files.keys() - allowed == {"keys/worker.key_secret", "keys/coordinator.key"}
-    for name, content in (found.coordinator_files | found.worker_files).items():
+    assert {name for name in coordinator if "allowed" in name} == allowed
+    assert coordinator.keys() - allowed == {"keys/coordinator.key_secret", LISTEN_FILE}
+    assert worker.keys() - allowed == {"keys/worker.key_secret", "keys/coordinator.key"}
+    del coordinator[LISTEN_FILE]
+    for name, content in (coordinator | worker).items():
         assert content == (job.parent / "secret" / name.removeprefix("keys/")).read_text()
 
 
@@ -135,16 +222,16 @@ def test_keys_are_sent_only_if_this_process_and_ray_both_have_a_token(
     job.write_text(JOB.format(keys='keys = "secret"'))
     make_keys(job.parent / "secret")
     with pytest.raises(SettingsError, match="expected a Ray that asks for a token"):
-        settings(Ray(has_token=there), job)
-    assert settings(Ray(has_token=there), job, "--insecure").worker_files
-    assert settings(Ray(has_token=there), job, "--keys", "/etc/keys").worker_files == {}
+        orders(Ray(has_token=there), job)
+    assert orders(Ray(has_token=there), job, "--insecure")["worker"]["files"]
+    assert orders(Ray(has_token=there), job, "--keys", "/etc/keys")["worker"]["files"] == {}
 
 
 def test_keys_that_are_missing_are_named(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     job.write_text(JOB.format(keys='keys = "secret"'))
     with pytest.raises(SettingsError, match=r"secret/coordinator\.key_secret"):
-        settings(Ray(has_token=True), job)
+        orders(Ray(has_token=True), job)
 
 
 @pytest.mark.parametrize(("mode", "asks"), [("token", True), ("Token", True), ("disabled", False), (None, False)])
@@ -162,7 +249,7 @@ def test_an_actor_reports_what_its_process_does_and_ends_it(tmp_path: Path, monk
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     status = ("status", "tcp://127.0.0.1:1", "--timeout-seconds", "0.1")  # where nobody answers
     files = {"keys/allowed/a.key": "k", "endpoint": "first\n"}
-    actor = NodeActor(Orders(commands=(status,), files=files).line())
+    actor = NodeActor(json.dumps({"commands": [status], "files": files, "ends_job": False}))
     try:
         assert actor.look({})["address"] == "10.0.0.7"
         wait_until(lambda: actor.look({}).get("ended") == 3, "the end of its process is reported")
@@ -193,7 +280,7 @@ def test_an_actor_whose_process_is_killed_removes_what_that_leaves_and_ends(
         "actor = NodeActor(sys.argv[1]); time.sleep(60)"
     )
     status = ("status", "tcp://127.0.0.1:1", "--timeout-seconds", "30")  # where nobody answers
-    orders = Orders(commands=(status,), files={"keys/a.key": "k"}).line()
+    orders = json.dumps({"commands": [status], "files": {"keys/a.key": "k"}, "ends_job": False})
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code, orders]) as actor:
@@ -221,16 +308,24 @@ def _keeps_below(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
-def test_where_a_process_serves_is_noted_for_its_successor(tmp_path: Path) -> None:
-    noted: list[str] = []
+def test_an_actor_ends_with_its_nodes_own_process() -> None:
+    actor = (
+        "import os; from loader_server.fleet.ray_actor import _end_with_parent;"
+        "print(os.getpid()); _end_with_parent(os.getppid())"
+    )
+    raylet = f"import subprocess, sys; subprocess.run([sys.executable, '-uc', {actor!r}])"
+    with subprocess.Popen([sys.executable, "-c", raylet], cwd=ROOT, stdout=subprocess.PIPE) as node:
+        assert node.stdout is not None
+        pid = int(node.stdout.readline())
+        assert psutil.pid_exists(pid)
+        node.kill()
+        wait_until(lambda: not psutil.pid_exists(pid), "the actor has ended")
 
-    def reports() -> Iterator[bytes]:
-        yield b'{"endpoint": "tcp://0.0.0.0:4711"}\n'
-        noted.append((folder / LISTEN_FILE).read_text())
 
-    folder = tmp_path / "own"
-    folder.mkdir()
+def test_where_a_process_serves_is_noted_for_its_successor() -> None:
+    sent = io.BytesIO()
     actor = NodeActor.__new__(NodeActor)
-    vars(actor).update(_keeper=SimpleNamespace(stdout=reports()), _folder=folder, _facts={}, _has_to_end=True)
+    keeper = SimpleNamespace(stdout=[b'{"endpoint": "tcp://0.0.0.0:4711"}\n'], stdin=sent)
+    vars(actor).update(_keeper=keeper, _files={}, _facts={}, _has_to_end=True)
     actor._hear()
-    assert noted == ["tcp://0.0.0.0:4711"]
+    assert json.loads(sent.getvalue()) == {LISTEN_FILE: "tcp://0.0.0.0:4711"}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from loader_server.fleet.ray_fleet import NAMESPACE, RayFleet
-from loader_server.fleet.ray_settings import RaySettings, WorkerRange
+from loader_server.fleet.ray_fleet import MOST_ARGUMENT_BYTES, RayFleet
 from shared.errors import MachineError, SettingsError, StokerError
 
+ORDERS = {"coordinator": {"ends_job": True}, "worker": {"ends_job": False}}
 SERVING = {"endpoint": "tcp://0.0.0.0:7400", "address": "10.0.0.7"}
 
 
@@ -94,12 +94,6 @@ class FakeRay:
     def kill(self, actor: FakeActor) -> None:
         actor.is_killed = True
 
-    def get_actor(self, name: str, *, namespace: str) -> FakeActor:
-        for actor in self.actors:
-            if (actor.options.get("name"), namespace) == (name, NAMESPACE) and not actor.is_killed:
-                return actor
-        raise ValueError(name)
-
     @property
     def coordinator(self) -> FakeActor:
         return self.actors[0]
@@ -114,9 +108,9 @@ def ray() -> FakeRay:
     return FakeRay()
 
 
-def make(ray: FakeRay, workers: str = "1:4") -> RayFleet:
+def make(ray: FakeRay, workers: tuple[int, int] = (1, 4)) -> RayFleet:
     placing = {"num_cpus": 2.0, "resources": {"disk": 1}, "label_selector": {"pool": "loaders"}}
-    return RayFleet(ray, "digits", RaySettings(job="/srv/job.toml"), WorkerRange.parse(workers), placing)
+    return RayFleet(ray, "digits", ORDERS, placing, workers)
 
 
 def turn(fleet: RayFleet, times: int = 2) -> None:
@@ -169,7 +163,7 @@ def test_a_coordinator_that_is_long_in_coming_is_said_once_to_be_awaited(
 
 
 def test_workers_are_spread_and_take_what_was_asked_for(ray: FakeRay) -> None:
-    fleet = make(ray, "2")
+    fleet = make(ray, (2, 2))
     serve(ray, fleet)
     assert fleet.endpoint == "tcp://10.0.0.7:7400"
     assert [worker.options for worker in ray.workers] == 2 * [
@@ -195,36 +189,17 @@ def test_the_number_of_workers_follows_what_is_wanted_and_the_newest_go_first(ra
     assert len(ray.workers) == 4
     serve(ray, fleet, workers_wanted=2)
     assert ray.workers == three[:2]
-    assert [actor.has_ended for actor in ray.actors[1:]] == [False, False, True, True]
     serve(ray, fleet, workers_wanted=None)
     assert ray.workers == three[:2]
 
 
-def test_a_worker_that_waits_for_a_node_is_asked_once_and_killed_at_once(ray: FakeRay) -> None:
+def test_a_worker_that_waits_for_a_node_is_asked_once(ray: FakeRay) -> None:
     fleet = make(ray)
     serve(ray, fleet)
     (worker,) = ray.workers
     worker.is_pending = True
     turn(fleet, 5)
     assert len(worker.files) == 1
-    serve(ray, fleet, workers_wanted=2)
-    ray.workers[1].is_pending = True
-    serve(ray, fleet, workers_wanted=1)
-    assert ray.workers == [worker]
-    assert not ray.actors[-1].has_ended
-
-
-def test_a_worker_that_drains_is_killed_when_it_has_ended(ray: FakeRay) -> None:
-    fleet = make(ray)
-    serve(ray, fleet, workers_wanted=2)
-    leaving = ray.workers[1]
-    turn(fleet)
-    leaving.is_pending = True
-    serve(ray, fleet, workers_wanted=1)
-    assert (leaving.has_ended, leaving.is_killed) == (True, False)
-    leaving.is_pending = False
-    turn(fleet, 1)
-    assert leaving.is_killed
 
 
 def test_workers_get_the_coordinators_new_address(ray: FakeRay) -> None:
@@ -253,7 +228,7 @@ def test_a_worker_that_ray_gives_up_is_replaced(ray: FakeRay) -> None:
     lost.error = ActorDiedError("its creation failed")
     turn(fleet, 6)
     assert len(ray.actors) == 3
-    assert fleet._workers[0]._handle is ray.actors[2]
+    assert fleet._workers[0].handle is ray.actors[2]
 
 
 def test_the_error_of_a_coordinator_that_cannot_begin_is_raised(ray: FakeRay) -> None:
@@ -284,14 +259,23 @@ def test_a_job_that_is_served_already_is_refused(ray: FakeRay) -> None:
         make(ray)
 
 
-def test_labels_that_ray_refuses_are_named_and_not_taken_for_a_second_job(ray: FakeRay) -> None:
-    ray.refusal = ValueError("Invalid label selector value `!in(a`")
-    with pytest.raises(SettingsError, match=r"--label-selector: expected labels as Ray has them, got Invalid label"):
-        make(ray)
+def test_orders_that_ray_would_put_into_its_store_are_refused(ray: FakeRay) -> None:
+    orders = {"coordinator": {"files": {"keys/a.key": "k" * MOST_ARGUMENT_BYTES}}}
+    with pytest.raises(SettingsError, match="expected at most 65536 bytes"):
+        RayFleet(ray, "digits", orders, {"label_selector": {}}, (1, 1))
+    assert ray.actors == []
+
+
+def test_an_actor_without_a_process_is_not_asked_to_end_it(ray: FakeRay) -> None:
+    fleet = make(ray)
+    ray.coordinator.is_pending = True
+    turn(fleet)
+    fleet.close()
+    assert (ray.coordinator.has_ended, ray.coordinator.is_killed) == (False, True)
 
 
 def test_at_the_end_all_end_in_good_order_the_coordinator_last(ray: FakeRay) -> None:
-    fleet = make(ray, "2")
+    fleet = make(ray, (2, 2))
     serve(ray, fleet)
     turn(fleet)
     fleet.close()
