@@ -304,8 +304,9 @@ def _run_loaders(options: argparse.Namespace, nursery: OwnedNursery, held: conte
 def run_coordinator(options: argparse.Namespace) -> int:
     """Serve as a job's coordinator until told to end, and return the exit code.
 
-    Raise SettingsError for a mistake in the job file, keys or endpoint, DataError if data cannot be opened, HeldError
-    if another process serves the job, or OSError if a graph that is kept cannot be read.
+    Raise SettingsError for a mistake in the job file, keys, endpoint or metrics' address, DataError or MachineError if
+    journal, data or a port cannot be opened, HeldError if another process serves the job, or OSError if a kept graph or
+    the journal's files cannot be read.
     """
     with quick_import():
         from loader_server import metrics

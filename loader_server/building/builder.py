@@ -230,13 +230,13 @@ class Builder:
         return [unread[sample] if sample in unread else next(raw) for sample in samples]
 
     def is_culprit(self, sample: int) -> bool:
-        """Return whether the sample is known to kill decoders."""
+        """Return whether the sample is known to kill decoders; errors of the source's `identity` pass through."""
         return bool(self.culprits.keys) and self.stream.identity(sample) in self.culprits
 
     def claim(self, prepared: Prepared) -> bool:
         """Return whether to build this batch: always here; False in a subclass if another worker is building it.
 
-        Call `release` in either case.
+        Call `release` in either case. A subclass may raise an OSError.
         """
         return True
 

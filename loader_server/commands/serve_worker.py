@@ -108,7 +108,8 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
 def _hint_at_accept_code(job_file: Path) -> Iterator[None]:
     """Add to the error of a missing module how a host that joined by endpoint can get it; raise SettingsError then.
 
-    Raise the error as it is if the host did not join by endpoint, or fetches the job's code already.
+    Raise the error as it is if the host did not join by endpoint, or fetches the job's code already. Raise a
+    SettingsError instead if the file of the joined job cannot be read.
     """
     try:
         yield
@@ -211,7 +212,7 @@ def _report(coordinator: str, keys: ClientKeys | None, worker: str, error: Stoke
     """Send the coordinator the reason why this worker cannot serve; the message has no answer, and may be lost.
 
     Nothing is sent if there is no connection within a second. Raise SettingsError if the endpoint is malformed, or its
-    file is unsafe.
+    file is unsafe; zmq.ZMQError of `connected` passes through.
     """
     words = {name: clipped(text) for name, text in error.words().items()}
     address = FollowedEndpoint(coordinator, encrypted=keys is not None).address

@@ -171,7 +171,7 @@ class _Gatherer:
         """Return the moments of these samples; those that cannot be used are counted, those without a step add none.
 
         Raise ReadError if a sample cannot be read, SettingsError if the key is no array, MemoryError if memory ran out.
-        OSError of `read_patiently` passes through.
+        Other errors of the source's `read`, and of making the `chain`, pass through.
         """
         moments, bad = None, Counter[str]()
         for sample, raw in zip(piece, read_patiently(self._joined.source.read, piece, bool), strict=True):

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     In a terminal it is live, unless `once` or `json` is set, until an interrupt or an error ends it. Raises LostError
     if nobody answers in time, RefusedError if the coordinator refuses, SettingsError if a key, the job file or the
     machine's socket cannot be used, ProtocolError if an answer cannot be decoded, or MachineError if there is no room
-    for a connection.
+    for a connection. Other errors of asking pass through.
     """
 
     def look() -> dict[str, Any]:

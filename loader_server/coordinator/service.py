@@ -204,7 +204,7 @@ class Coordinator:
     def run(self, on_report: Callable[[Mapping[str, Any]], None] = lambda _report: None) -> None:
         """Serve until stopped, calling `on_report` with the report at each tick; then close everything.
 
-        An ordered end is announced first, and peers have up to a second to hear of it. What `on_report` raises passes.
+        An ordered end is first announced, up to 1 s long. Errors of `on_report`, OSErrors of the journal's files pass.
         """
         poller = zmq.Poller()
         for socket in (self._router, *self.doors.monitors()):

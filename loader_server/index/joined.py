@@ -78,7 +78,7 @@ class OpenedSource:
     def first_sample(self) -> dict[str, Any]:
         """Return the first sample, or an empty dict if it cannot be decoded; raise a ReadError if it cannot be read.
 
-        OSError of `read_patiently` passes through.
+        Other errors of the source's `read` pass through.
         """
         (raw,) = read_patiently(self.source.read, [0], bool)
         try:
@@ -364,7 +364,10 @@ class JoinedSource(Source):
         return any(source.reads_ahead for source in self._sources)
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the samples that the members have to read before gathering: numbers of all, member after member."""
+        """Return the samples that the members have to read before gathering: numbers of all, member after member.
+
+        Return none if no member has to; errors of a member's `unread` pass through.
+        """
         unread = [self._sources[at].unread(own) + self._starts[at] for at, _, own in self._by_member(samples)]
         return np.concatenate(unread) if unread else samples
 
@@ -381,17 +384,17 @@ class JoinedSource(Source):
             yield place, rows, samples[rows] - self._starts[place]
 
     def name(self, sample: int) -> str:
-        """Return the member's name for the sample; raise an IndexError if the number is out of range."""
+        """Return the member's name for the sample; raise an IndexError if out of range, and what the member raises."""
         source, own = self._at(sample)
         return source.name(own)
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the member's file and line for the sample; raise an IndexError if the number is out of range."""
+        """Return the member's file and line for it; raise an IndexError if out of range, and what the member raises."""
         source, own = self._at(sample)
         return source.place(own)
 
     def identity(self, sample: int) -> str:
-        """Return the member's identity of the sample; raise an IndexError if the number is out of range."""
+        """Return the member's identity of it; raise an IndexError if out of range, and what the member raises."""
         source, own = self._at(sample)
         return source.identity(own)
 

@@ -186,7 +186,7 @@ class _Indexer:
     # --- why no index is made ---
 
     def _refuse_too_many(self) -> None:
-        """Raise a DataError if more rows are bad by now than `max_bad` allows of all rows."""
+        """Raise a DataError if more rows are bad by now than `max_bad` allows of all, or what `_too_bad` raises."""
         limit = self.request.max_bad
         if limit.is_exceeded(sum(self.draft.journal.bad.values()), self.inventory.total):
             raise self._too_bad(
@@ -194,7 +194,7 @@ class _Indexer:
             )
 
     def _refuse_bad(self) -> None:
-        """Raise a DataError if no row is good, or if indexing is strict and one is bad."""
+        """Raise a DataError if no row is good, or indexing is strict and one is bad; or what `_too_bad` raises."""
         if not self.draft.journal.samples:
             raise self._too_bad("at least one good row", "mend them")
         if self.request.strict and self.draft.journal.bad:

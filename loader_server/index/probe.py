@@ -74,7 +74,7 @@ class _Prober:
 
         Rows that are too large or refused are bad. Raise a DataError if measured fields differ between samples, a
         ReadError if reading fails, a MachineError if memory ran out, a SettingsError if a transform's rule asks for a
-        length that is missing, and an OSError if the disk fails.
+        length that is missing, and other errors of the source, such as an OSError if the disk fails.
         """
         found, chain = self._without_larger(self._source.probe(piece)), self._order.chain
         if chain is None:
@@ -193,7 +193,7 @@ def probe_in_order(
 ) -> Generator[Probed, None, None]:
     """Yield what each piece holds, in order, from one process or several.
 
-    One process probes with the request's own source, unless that must be probed apart.
+    One process probes with the request's own source, unless that must be probed apart. Other errors of it pass through.
 
     Raises:
         BrokenProcessPool: A process died.

@@ -103,7 +103,7 @@ class EpochPlan:
         self._first: int
 
     def groups(self) -> NDArray[np.int64]:
-        """Return how many groups each window has; this looks at all samples."""
+        """Return how many groups each window has; this looks at all samples, and errors of the table pass through."""
         return np.array([len(self._window(window).starts) for window in range(len(self._arrangement.starts))])
 
     def schedule(self, groups: NDArray[np.integer], part: int) -> EpochPlan:
@@ -118,7 +118,7 @@ class EpochPlan:
     def batch(self, number: int) -> PlannedBatch:
         """Return the batch of this number; raise IndexError beyond the epoch.
 
-        A batch at the end of a group that is not full may have no samples.
+        A batch at the end of a group that is not full may have no samples. Errors of the table pass through.
         """
         window, group, place = self._place(number)
         plan = self._window(window)
