@@ -130,7 +130,7 @@ class Builder:
         return self._gathering is None or self._gathering.reads_ahead or want.attempt > 0
 
     def batches(self, epoch: int, group: int) -> int:
-        """Return the number of batches of an epoch for this group size; opening the epoch may take seconds."""
+        """Return the number of batches of an epoch for this group size; opening it may take seconds, or raise."""
         return self._get_epoch(epoch, group).batches
 
     def _get_epoch(self, epoch: int, group: int) -> EpochPlan:

@@ -70,7 +70,7 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
     """Serve batches until a signal to end comes, and return the exit code; `on_stop` sets what such a signal does.
 
     A worker that was started by hand waits for data that are missing, and returns 0 if the signal comes before they are
-    there. Raises StokerError for what keeps the worker from serving. ValueError of `port_of` passes through.
+    there. Raises StokerError for what keeps the worker from serving; other errors of opening and serving pass through.
     """
     allow_many_files()
     not_offered = offer_once(WORKER_OFFER)

@@ -186,7 +186,7 @@ class _Gatherer:
     def _values(self, sample: int, raw: bytes) -> NDArray[np.generic]:
         """Return the key's array after transforms; raise SampleError for a bad sample, SettingsError for no array.
 
-        Raise ReadError if the machine failed, MemoryError if memory ran out. DataError of `chain` passes through.
+        Raise ReadError if the machine failed, MemoryError if memory ran out. Errors of making `chain` pass through.
         """
         made = decoded(self._joined.source, sample, raw)
         for _, stage in self.chain.stages(made, (self.job.settings.seed, 0, sample)):

@@ -92,7 +92,7 @@ def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 30.
 
 
 def tables(report: dict[str, Any]) -> Group:
-    """Return the tables and lines of a report on one job or on several."""
+    """Return the tables and lines of a report on one job or on several; a job whose report is None has only a row."""
     if "jobs" in report:
         of_jobs = [tables(job["report"]) for job in report["jobs"] if job["report"] is not None]
         return Group(filled_table(("job", "endpoint", "workers", "is"), map(_job_cells, report["jobs"])), *of_jobs)

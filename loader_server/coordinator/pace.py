@@ -35,7 +35,7 @@ class PaceMeter:
     def look(
         self, streams: Iterable[StreamTrainers], workers: Iterable[RegisteredWorker], since_s: float, now_s: float
     ) -> JobPace:
-        """Return what was done since the last look; workers that were last heard before `since_s` are not there.
+        """Return what was done since the last look; workers that never beat or not since `since_s` are not there.
 
         What a trainer read before the first look at it does not count, nor does a stream for evaluation while another
         has trainers. All numbers are 0 if there is nobody.

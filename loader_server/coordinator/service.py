@@ -313,7 +313,7 @@ class Coordinator:
         return instructions + self._answer_status(now_s)
 
     def _hear(self, identity: zmq.Frame, frames: list[zmq.Frame], now_s: float) -> list[Instruction]:
-        """Return the orders for a message: none for garbage, a refusal if not allowed; the status is answered later."""
+        """Return the orders for a message, maybe a refusal; none for garbage, another release, and what is put off."""
         peer = identity.bytes
         try:
             message = decode(frames[0].buffer if frames else b"")

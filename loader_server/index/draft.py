@@ -235,7 +235,7 @@ class Draft:
     def measured(self, key: str) -> NDArray[np.int64]:
         """Return the measured lengths of one key, one a sample, mapped from their file.
 
-        Raise a ValueError if they were not measured or the file is damaged, and an OSError if it cannot be opened.
+        Raise a ValueError if they were not measured; errors of `mapped` pass through, such as an OSError.
         """
         return mapped(self.folder / f"measured_{self.journal.measured.index(key)}.npy").view(np.int64)
 

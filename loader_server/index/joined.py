@@ -171,7 +171,7 @@ class SourceSet:
     def _refuse_missing(self, chain: Chain) -> None:
         """Raise a SettingsError if a member of a mixture lacks a value that the transforms compute lengths from.
 
-        DataError of `lengths` passes through.
+        Other errors of `lengths` pass through.
         """
         for member in self.opened if len(self.opened) > 1 else ():
             try:
@@ -192,8 +192,8 @@ class SourceSet:
 
         Raise a SettingsError that names a member if a transform needs a value that others have and it lacks, and a
         ReadError if a first sample cannot be read, or a transform cannot read what it needs. A sample that cannot be
-        used for another reason is passed over, and a single source is not tried. OSError of `first_sample` passes
-        through.
+        used for another reason is passed over, and a single source is not tried. Other errors of `first_sample` and of
+        `Chain.apply` pass through.
         """
         samples = [member.first_sample() for member in self.opened] if len(self.opened) > 1 else []
         for member, sample in zip(self.opened, samples, strict=False):

@@ -85,7 +85,7 @@ class _Prober:
     def _without_larger(self, found: Found) -> Found:
         """Return the piece with rows turned bad that are too large once decoded, as far as their lengths tell.
 
-        Return it as it is if there is no limit, or if the columns do not tell the size. DataError of `open` passes
+        Return it as it is if there is no limit, or if the columns do not tell the size. Errors of the source pass
         through.
         """
         largest, nbytes = self._order.spec.of_job.largest_indexed, self._source.decoded_bytes(found.numbers)
@@ -158,7 +158,7 @@ class _Prober:
     def _measure(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured:
         """Return the fields and lengths of one sample; raise a SampleError if it cannot be used.
 
-        Raise a ReadError if the machine failed; a MemoryError is passed on.
+        Raise a ReadError if the machine failed; a MemoryError and other errors of `Chain.measure` are passed on.
         """
         try:
             sample = self._source.decode(place, raw)

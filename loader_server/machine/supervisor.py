@@ -340,7 +340,7 @@ class Supervisor:
             self._start_child(job, child, _READY_TIMEOUT_S if must_serve else math.inf)
 
     def _start_child(self, job: ServedJob, child: Child, within_s: float) -> None:
-        """Start a process; if there is no room, try again later, or give up a job not served yet."""
+        """Start a process; try again at once if the nursery died; else later, or give up a job that is not served."""
         try:
             child.start(self._keeper.nursery, within_s)
         except NurseryEndedError:
