@@ -233,7 +233,7 @@ def run_demo(options: argparse.Namespace) -> int:
 def run_machine(options: argparse.Namespace) -> int:
     """Serve jobs until told to end, with a coordinator for each and the machine's workers; return the exit code.
 
-    Raise MachineError if the system has no room for a process, and what else keeps the first jobs from being served.
+    Raise OSError or MachineError if there is no room for a process, and what else keeps first jobs from being served.
     An error that a child has printed already only sets the exit code.
     """
     # The nursery first: a process with threads may hang when it forks, and fetching a bundle starts libzmq's threads.
@@ -344,7 +344,8 @@ def run_coordinator(options: argparse.Namespace) -> int:
 def run_worker(options: argparse.Namespace) -> int:
     """Serve as a worker until told to end, and return the exit code.
 
-    Raise a StokerError for what keeps it from serving.
+    Raise a StokerError for what keeps it from serving, or OSError if there is no room for a nursery of its own; other
+    errors of `serve_worker` pass through.
     """
     from loader_server.machine.asking import Asker
 

@@ -256,8 +256,8 @@ class Builder:
 
         Samples that cannot be used are masked, as are known culprits and `convicted` samples, and samples with NaN or
         infinite values if the job masks these. Raise ExhaustedError or MemoryError if memory or descriptors ran out,
-        and ReadError if the machine failed otherwise. Errors of a source that writes whole batches, and of the feature
-        cache, pass through.
+        and ReadError if the machine failed otherwise. Errors of a source that writes whole batches, of names and
+        identities, and of the feature cache pass through.
         """
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
@@ -395,7 +395,7 @@ class Builder:
         """Write sample by sample, masking those that cannot be used; return the number of valid rows.
 
         Raise ExhaustedError if memory or descriptors ran out, and ReadError if the machine failed otherwise. Errors of
-        the feature cache pass through.
+        names and identities, and of the feature cache, pass through.
         """
         places, prepared = batch.places, batch.prepared
         assert prepared.raw is not None

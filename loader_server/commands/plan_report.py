@@ -265,7 +265,10 @@ def _buckets(plan: Plan, blocks: _Blocks) -> list[Facts]:
 
 
 def _above_budget(recipe: Recipe, blocks: _Blocks) -> Facts:
-    """Return how many batches exceed the budget as one row is too long, its samples, and advice; "" if none does."""
+    """Return how many batches and samples exceed the budget, as even one row is too long, the longest, and the budget.
+
+    With it comes advice, which is empty if no batch exceeds it.
+    """
     limits, tally = recipe.limits, recipe.tally
     used = np.where(blocks.batches > 0, limits.used(blocks.lengths), 0)
     above = {

@@ -212,7 +212,7 @@ def open_index(folder: Path) -> Index:
 
 
 def fields_in(facts: Iterable[Mapping[str, Any]]) -> tuple[Field, ...]:
-    """Return fields that were written as JSON, where their shapes have become lists."""
+    """Return fields that were written as JSON, with lists as shapes; raise KeyError or TypeError for malformed ones."""
     return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in facts)
 
 

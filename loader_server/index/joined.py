@@ -400,12 +400,12 @@ class JoinedSource(Source):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Return the names of the modules that all members are made of, each once."""
+        """Return the names of the modules that all members are made of, each once; errors of a member pass through."""
         return tuple(dict.fromkeys(module for source in self._sources for module in source.modules))
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return the library versions of all members, by the library's name."""
+        """Return the library versions of all members, by the library's name; errors of a member pass through."""
         return {name: version for source in self._sources for name, version in source.versions.items()}
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ class _Prober:
         """Return the piece with the lengths of all samples after the transforms; samples that are refused turn bad.
 
         Raise a DataError if fields differ between samples, a ReadError if reading fails, and a MachineError if memory
-        or descriptors ran out.
+        or descriptors ran out. Other errors of the source and of `Chain.measure` pass through.
         """
         kept, fields, bad = list[int](), tuple[Field, ...](), dict(found.bad)
         lengths: dict[str, list[int]] = {}

@@ -198,7 +198,7 @@ class Supervisor:
         """Add a job, whose indexing starts in the next turn with a nursery; return it.
 
         Raise SettingsError on a conflict with another job, or for an endpoint or state folder that cannot be used, and
-        MachineError if there is no room for its files.
+        MachineError if the system refuses its files or the shelf of shared batches.
         """
         job = make_job(folder, listen, self._command, insecure=self.settings.insecure)
         job.refuse_listening(insecure=self.settings.insecure)

@@ -163,7 +163,7 @@ class Plan:
         return opened.schedule(groups, part)
 
     def _find_groups(self, opened: EpochPlan, name: str) -> NDArray[np.integer]:
-        """Return how many groups each window of a pass has, from the keeper or by looking at every sample."""
+        """Return how many groups each window of a pass has, from the keeper or by looking at all; table errors pass."""
         arrays = self._keeper.load("groups", name)
         if arrays is None:
             arrays = {"groups": opened.groups()}

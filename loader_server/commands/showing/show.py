@@ -47,9 +47,9 @@ def run(options: argparse.Namespace) -> int:
     """Print one batch, or the places of a sample; write the picture and the sound that are asked for.
 
     Return the exit code. If the picture cannot be written, the batch is printed first; then the error is raised. Raises
-    SettingsError for a stream, batch, sample or row that the job does not have, ValueError if no key can be drawn,
-    MachineError or MemoryError if memory or descriptors ran out, OSError if the sound cannot be written, and what
-    `open_stream`, `find_sample`, `build_batch` and `recall` raise, such as a ReadError.
+    SettingsError for a mistake in the job file, or a stream, batch, sample or row that it does not have, ValueError if
+    no key can be drawn, MachineError or MemoryError if memory or descriptors ran out, OSError if the sound cannot be
+    written, and what `open_stream`, `find_sample`, `build_batch` and `recall` raise, such as a ReadError.
     """
     job = read_job(options.job)
     stream = open_stream(job, options.stream)
