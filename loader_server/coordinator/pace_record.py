@@ -82,7 +82,7 @@ class PaceRecord:
         return self._times_s[-1] - self._times_s[0]
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all that was recorded, so that the record covers no time and `means` returns None."""
         self._times_s, self._sums = [0.0], [(0.0,) * 8]
 
     def add(self, pace: JobPace, over_s: float) -> None:

@@ -235,7 +235,7 @@ class Coordinator:
             self._close()
 
     def _tick(self, now_s: float) -> list[Instruction]:
-        """Look at the journal, judge silence, log comings and goings, renew report and endpoint file; return orders."""
+        """Look at the journal (OSErrors pass), judge silence, log who comes and goes, renew report; return orders."""
         instructions: list[Instruction] = []
         # Waiting facts are tried again. While that fails no lease may expire, as that fact would be lost too.
         if not self.writer.write(()):

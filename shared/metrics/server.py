@@ -200,7 +200,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         return self.connections.admit(request, time.monotonic())
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer a request in its own thread."""
+        """Answer a request in its own thread, which gets a name by which people know it."""
         threading.current_thread().name = "stoker-metrics-answer"
         super().process_request_thread(request, client_address)
 

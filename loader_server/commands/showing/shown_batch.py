@@ -217,7 +217,7 @@ class _InsideSample:
 def _sound_in(sample: Mapping[str, Any], when: str) -> Sound | None:
     """Return a copy of the first value with one axis and a rate of at least `_LOWEST_RATE`; None if there is none.
 
-    A copy, because transforms may change the value in place.
+    A copy, because transforms may change the value in place. A rate that is no number raises what `int` raises.
     """
     for key, value in sample.items():
         rate = int(sample.get(f"{key}_rate", 0))
