@@ -233,7 +233,7 @@ def run_demo(options: argparse.Namespace) -> int:
 def run_machine(options: argparse.Namespace) -> int:
     """Serve jobs until told to end, with a coordinator for each and the machine's workers; return the exit code.
 
-    Raise MachineError if the system has no room for a process, and what else keeps the first jobs from being served.
+    Raise OSError or MachineError if there is no room for a process, and what else keeps first jobs from being served.
     An error that a child has printed already only sets the exit code.
     """
     # The nursery first: a process with threads may hang when it forks, and fetching a bundle starts libzmq's threads.
@@ -304,8 +304,9 @@ def _run_loaders(options: argparse.Namespace, nursery: OwnedNursery, held: conte
 def run_coordinator(options: argparse.Namespace) -> int:
     """Serve as a job's coordinator until told to end, and return the exit code.
 
-    Raise SettingsError for a mistake in the job file, keys or endpoint, DataError if data cannot be opened, HeldError
-    if another process serves the job, or OSError if a graph that is kept cannot be read.
+    Raise SettingsError for a mistake in the job file, keys, endpoint or metrics' address, DataError or MachineError if
+    journal, data or a port cannot be opened, HeldError if another process serves the job, or OSError if a kept graph or
+    the journal's files cannot be read.
     """
     with quick_import():
         from loader_server import metrics
@@ -343,7 +344,8 @@ def run_coordinator(options: argparse.Namespace) -> int:
 def run_worker(options: argparse.Namespace) -> int:
     """Serve as a worker until told to end, and return the exit code.
 
-    Raise a StokerError for what keeps it from serving.
+    Raise a StokerError for what keeps it from serving, or OSError if there is no room for a nursery of its own; other
+    errors of `serve_worker` pass through.
     """
     from loader_server.machine.asking import Asker
 

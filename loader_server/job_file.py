@@ -65,9 +65,9 @@ class StreamRecipe:
     def chain(self, raw: tuple[Field, ...], before: str = "") -> Chain:
         """Return the chain of transforms over raw samples of these fields, or only those before the transform `before`.
 
-        Raise a SettingsError if recordings are cut and a transform declares no outputs, or if names, settings, fields
-        or declarations of transforms do not fit; raise a DataError if a source of recordings that a setting names
-        cannot be used. Raise a ValueError if `before` is none of the transforms.
+        Raise a SettingsError if recordings are cut and a transform declares no outputs, if names, settings, fields or
+        declarations of transforms do not fit, or a module, file or package is missing; raise a DataError if a source of
+        recordings that a setting names cannot be used. Raise a ValueError if `before` is none of the transforms.
         """
         names, tables = self.settings.transforms, self.tables
         if before:

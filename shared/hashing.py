@@ -40,7 +40,10 @@ def hashed(words: NDArray[np.integer] | Words, key: int) -> Words:
 
 
 def key_of(*parts: int | str) -> int:
-    """Return a 64-bit key of integers and strings, which depends on their types, lengths and positions."""
+    """Return a 64-bit key of integers and strings, which depends on their types, lengths and positions.
+
+    Raise UnicodeEncodeError for a string that is not valid Unicode.
+    """
     # Lengths stand before the parts, so that no two sequences of parts join to the same text.
     return xxhash.xxh3_64_intdigest("\x1f".join(map(_named, parts)).encode())
 
@@ -76,7 +79,10 @@ def copy_and_digest64(source: NDArray[np.uint8], target: NDArray[np.uint8]) -> i
 
 
 def fingerprint(*parts: bytes | memoryview | str) -> str:
-    """Return a 128-bit fingerprint, in hex, of a sequence of parts; the boundaries between parts count."""
+    """Return a 128-bit fingerprint, in hex, of a sequence of parts; the boundaries between parts count.
+
+    Raise UnicodeEncodeError for a string that is not valid Unicode.
+    """
     state = xxhash.xxh3_128()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part

@@ -348,7 +348,7 @@ class BuildThread:
             self.awaited_s += time.monotonic() - began_s
 
     def _is_elsewhere(self, build: Build, builder: Builder, prepared: Prepared) -> bool:
-        """Return whether another worker holds this batch and the time to leave it alone has not passed."""
+        """Return whether another worker holds this batch and the time to leave it is not over; OSError passes."""
         # The deadline is set at the first look and kept, so that repeated looks do not extend it.
         if builder.claim(prepared):
             return False

@@ -130,11 +130,11 @@ class Builder:
         return self._gathering is None or self._gathering.reads_ahead or want.attempt > 0
 
     def batches(self, epoch: int, group: int) -> int:
-        """Return the number of batches of an epoch for this group size; opening the epoch may take seconds."""
+        """Return the number of batches of an epoch for this group size; opening it may take seconds, or raise."""
         return self._get_epoch(epoch, group).batches
 
     def _get_epoch(self, epoch: int, group: int) -> EpochPlan:
-        """Return the epoch's plan, opened on first use; beyond `_EPOCHS_KEPT` the one opened first is dropped."""
+        """Return the epoch's plan, opened on first use, which may raise; beyond `_EPOCHS_KEPT` the oldest goes."""
         key = (epoch, group)
         # Several readers prepare wants at once: the lock makes them open an epoch, which may take seconds, only once.
         with self._lock:
@@ -148,7 +148,7 @@ class Builder:
     def planned(self, want: Want) -> PlannedBatch:
         """Return the wanted batch from the plan; raise DataError if its number is beyond the epoch's end.
 
-        IndexError of `batch` passes through.
+        Errors of the plan pass through, such as an IndexError for a negative number.
         """
         epoch = self._get_epoch(want.epoch, want.group)
         if want.number >= epoch.batches:
@@ -230,13 +230,13 @@ class Builder:
         return [unread[sample] if sample in unread else next(raw) for sample in samples]
 
     def is_culprit(self, sample: int) -> bool:
-        """Return whether the sample is known to kill decoders."""
+        """Return whether the sample is known to kill decoders; errors of the source's `identity` pass through."""
         return bool(self.culprits.keys) and self.stream.identity(sample) in self.culprits
 
     def claim(self, prepared: Prepared) -> bool:
         """Return whether to build this batch: always here; False in a subclass if another worker is building it.
 
-        Call `release` in either case.
+        Call `release` in either case. A subclass may raise an OSError.
         """
         return True
 
@@ -256,8 +256,8 @@ class Builder:
 
         Samples that cannot be used are masked, as are known culprits and `convicted` samples, and samples with NaN or
         infinite values if the job masks these. Raise ExhaustedError or MemoryError if memory or descriptors ran out,
-        and ReadError if the machine failed otherwise. Errors of a source that writes whole batches, and of the feature
-        cache, pass through.
+        and ReadError if the machine failed otherwise. Errors of a source that writes whole batches, of names and
+        identities, and of the feature cache pass through.
         """
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
@@ -298,7 +298,7 @@ class Builder:
     def _check_finite(self, batch: _BatchInHand, arrays: Mapping[str, NDArray[Any]]) -> tuple[tuple[str, int], ...]:
         """Return how many samples of a rounded batch have NaN or infinite values, by key; mask them if the job does.
 
-        Return () if none has.
+        Return () if none has. Errors of the source's `name` pass through.
         """
         suspects = batch.suspects
         # Rounding to a narrower type can overflow to infinity, so what was seen before rounding does not count then.
@@ -313,8 +313,8 @@ class Builder:
         """Write all samples in the quickest way possible; return the number of valid rows.
 
         Samples that cannot be used are masked. Raise ExhaustedError or another error if memory or descriptors ran out,
-        and ReadError if the machine failed otherwise. Errors of a source that writes whole batches, and of the feature
-        cache, pass through.
+        and ReadError if the machine failed otherwise. Errors of a source that writes whole batches, of names and
+        identities, and of the feature cache pass through.
         """
         prepared = batch.prepared
         if self._gathering is not None and prepared.raw is None:
@@ -395,7 +395,7 @@ class Builder:
         """Write sample by sample, masking those that cannot be used; return the number of valid rows.
 
         Raise ExhaustedError if memory or descriptors ran out, and ReadError if the machine failed otherwise. Errors of
-        the feature cache pass through.
+        names and identities, and of the feature cache, pass through.
         """
         places, prepared = batch.places, batch.prepared
         assert prepared.raw is not None

@@ -35,7 +35,7 @@ def builder_fingerprint(streams: Mapping[str, Stream], sent: Mapping[str, str]) 
     """Return the fingerprint of all streams of a job, by name.
 
     A stream whose graph trainers send (`sent`) counts by what else shapes its batches, because the graph may come
-    later; the plan's digest tells graphs apart. OSError of `builder` passes through.
+    later; the plan's digest tells graphs apart. Errors of `Stream.builder` pass through, such as an OSError.
     """
     present = [(name, stream) for name, stream in sorted(streams.items()) if name not in sent]
     own = [part for name, stream in present for part in (name, stream.digest, stream.builder)]
@@ -46,7 +46,7 @@ def builder_parts(streams: Mapping[str, Stream], sent: Mapping[str, str]) -> tup
     """Return the named parts of the fingerprint, to compare with those of a worker that has another one.
 
     Long names are cut, long values are replaced by their hash, and only the first `MOST_PARTS` parts are returned.
-    OSError of `builder_parts` passes through.
+    Errors of the streams' `builder_parts` pass through, such as an OSError.
     """
     parts = {"streams of the job": ", ".join(sorted(streams.keys() | sent.keys()))}
     for name, stream in sorted(streams.items()):

@@ -260,7 +260,7 @@ class LookAhead:
 
         Return at once if another thread is doing so; stop early once the source can take no more, and after
         `_MOST_BATCHES_AHEAD` batches. Samples announced before and those that `unkept` filters out are left out.
-        ReadError and MachineError of `looks_ahead` pass through.
+        Errors of the source and of `unkept` pass through, such as a ReadError or a MachineError.
         """
         # Readers call this after each batch. One of them is enough, and a hint is not worth waiting for.
         if not self._source.looks_ahead() or not self._lock.acquire(blocking=False):

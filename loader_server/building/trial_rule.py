@@ -98,7 +98,7 @@ def judge(tries: Sequence[Try], needed: Room) -> TrialVerdict:
 
 
 def convicting_ends(tries: Sequence[Try], needed: Room) -> list[str]:
-    """Return the ends of the tries that count against the sample.
+    """Return the ends of the tries that count against the sample, maybe none.
 
     These are children that ended by themselves, and fresh ones that ran out although `needed` was free.
     """

@@ -40,7 +40,7 @@ def ask_coordinator(
 
     Raises RefusedError if it refuses, LostError if its first message is no answer of the expected kind or none comes in
     time, SettingsError if a key, the endpoint or its file cannot be used, ProtocolError if the answer cannot be
-    decoded, and MachineError if too few open files or too little memory are left.
+    decoded, and MachineError if too few open files or too little memory are left. Errors of `connected` pass through.
     """
     own = ClientKeys.read_any(keys, to="coordinator") if keys else None
     until_s = time.monotonic() + timeout_s
@@ -68,7 +68,8 @@ def ask_coordinator(
 def connected(address: str, keys: ClientKeys | None, linger_ms: int | None = None) -> Iterator[zmq.Socket[bytes]]:
     """Yield a socket that connects to a coordinator; at the end, messages may take `linger_ms` to leave, if given.
 
-    An empty address connects to nobody. Raise SettingsError if the address is no TCP endpoint.
+    An empty address connects to nobody. Raise SettingsError if the address is no TCP endpoint, or zmq.ZMQError if its
+    port is `*`.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealer = connect_dealer(context, address, keys, secrets.token_bytes(16))

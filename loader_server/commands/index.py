@@ -121,7 +121,7 @@ def index_streams(
 
     If one fails, the finished ones are reported on standard error before the error is raised: DataError for data that
     cannot be indexed, SettingsError for settings that would stop the job at its start, a closed folder or a package
-    that is not installed, and MachineError if there is no room. ValueError of `_index_stream` passes through.
+    that is not installed, and MachineError if there is no room. Other errors, such as an OSError, pass unreported.
     """
     request = partial(IndexRequest, strict=strict, processes=processes, max_bad=job.settings.max_bad)
     reports = dict[str, IndexReport]()
@@ -156,7 +156,7 @@ def _index_stream(
 
     Those that are up to date are kept, unless `force` is set. Raise DataError for data that cannot be indexed,
     SettingsError for a closed folder or settings that would stop the job at its start, and MachineError if there is no
-    room. ValueError of `_try_keys` passes through.
+    room. Other errors of the sources pass through.
     """
     reports = {}
     recipe = job.recipes[name]
@@ -191,7 +191,7 @@ def _try_keys(job: JobFile, recipe: StreamRecipe) -> list[tuple[LowRate, ...]]:
     """Raise now for a key that would stop the job at its start, or mask every sample of a source of a mixture.
 
     That is a SettingsError, or a DataError if an index does not suit the chain, a field differs between sources, or a
-    first sample cannot be read. A stream of whole batches is not tried. ValueError of `chain` passes through.
+    first sample cannot be read. A stream of whole batches is not tried. Other errors of the sources pass through.
 
     Returns:
         For each source, the recordings whose rate is below what the transforms make of it; maybe none.

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     With `find`, print the places of a sample instead; with `diff`, the difference to another job; with `plot`, draw the
     plan last. Raises SettingsError for a mistake in a job file, for a stream, sample or group that the job does not
     have, or to plot without matplotlib, OSError if the picture cannot be written, and DataError if the data are not
-    indexed, leave no sample to plan, or lose too many letters.
+    indexed, leave no sample to plan, or lose too many letters. Other errors of reading the data pass through.
     """
     job = read_job(options.job)
     group = options.group or job.settings.group or 1
@@ -128,7 +128,7 @@ def _bundle_facts(job: JobFile) -> dict[str, Any]:
 def find_sample(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
     """Return the places in an epoch of the first sample with this name, as `plan_report.find` does; maybe none.
 
-    Raises SettingsError if there is no such sample; the nearest name is suggested.
+    Raises SettingsError if there is no such sample; the nearest name is suggested. Errors of the source pass through.
     """
     source = stream.source
     sample = next((number for number in range(source.samples) if source.name(number) == name), None)

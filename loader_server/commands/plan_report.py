@@ -67,7 +67,7 @@ class _Blocks:
 def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
     """Return all facts about a plan in one epoch, for groups of `group`.
 
-    Raises SettingsError if batches cannot come in such groups.
+    Raises SettingsError if batches cannot come in such groups; errors of the plan pass through.
     """
     if objection := plan.objection(group):
         raise objection
@@ -265,7 +265,10 @@ def _buckets(plan: Plan, blocks: _Blocks) -> list[Facts]:
 
 
 def _above_budget(recipe: Recipe, blocks: _Blocks) -> Facts:
-    """Return the batches that exceed the budget because even one row is too long for it, with advice."""
+    """Return how many batches and samples exceed the budget, as even one row is too long, the longest, and the budget.
+
+    With it comes advice, which is empty if no batch exceeds it.
+    """
     limits, tally = recipe.limits, recipe.tally
     used = np.where(blocks.batches > 0, limits.used(blocks.lengths), 0)
     above = {

@@ -48,8 +48,9 @@ def recall(job: JobFile) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:
 def forgive(options: argparse.Namespace) -> int:
     """List convictions or forget some, print the result, and return the exit code.
 
-    Without identities and without `options.all` it only lists. Raises SettingsError for a stream that the job lacks or
-    a sample that is not convicted, and whatever `recall` raises. What writing the journal raises passes through.
+    Without identities and without `options.all` it only lists. Raises SettingsError for a mistake in the job file, a
+    stream that it lacks or a sample that is not convicted, and whatever `recall` raises. What writing the journal
+    raises passes through.
     """
     job = read_job(options.job)
     if options.stream and options.stream not in job.recipes:

@@ -70,7 +70,7 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
     """Serve batches until a signal to end comes, and return the exit code; `on_stop` sets what such a signal does.
 
     A worker that was started by hand waits for data that are missing, and returns 0 if the signal comes before they are
-    there. Raises StokerError for what keeps the worker from serving. ValueError of `port_of` passes through.
+    there. Raises StokerError for what keeps the worker from serving; other errors of opening and serving pass through.
     """
     allow_many_files()
     not_offered = offer_once(WORKER_OFFER)
@@ -108,7 +108,8 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
 def _hint_at_accept_code(job_file: Path) -> Iterator[None]:
     """Add to the error of a missing module how a host that joined by endpoint can get it; raise SettingsError then.
 
-    Raise the error as it is if the host did not join by endpoint, or fetches the job's code already.
+    Raise the error as it is if the host did not join by endpoint, or fetches the job's code already. Raise a
+    SettingsError instead if the file of the joined job cannot be read.
     """
     try:
         yield
@@ -211,7 +212,7 @@ def _report(coordinator: str, keys: ClientKeys | None, worker: str, error: Stoke
     """Send the coordinator the reason why this worker cannot serve; the message has no answer, and may be lost.
 
     Nothing is sent if there is no connection within a second. Raise SettingsError if the endpoint is malformed, or its
-    file is unsafe.
+    file is unsafe; zmq.ZMQError of `connected` passes through.
     """
     words = {name: clipped(text) for name, text in error.words().items()}
     address = FollowedEndpoint(coordinator, encrypted=keys is not None).address

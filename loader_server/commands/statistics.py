@@ -76,7 +76,7 @@ def make_statistics(job: JobFile, names: Sequence[str], *, processes: int = 0) -
     If several streams name one file, only the job's first one makes it; streams without such a file are passed over.
     Raises DataError for a stream without a usable sample or whose data cannot be indexed or read, SettingsError if the
     key is no array, settings are wrong or a folder is closed, MachineError, MemoryError or OSError if disk or memory
-    are full, and BrokenProcessPool if a process died.
+    are full, and BrokenProcessPool if a process died. Other errors of the sources pass through.
     """
     first: dict[str, str] = {}
     for name, recipe in job.recipes.readable():
@@ -97,7 +97,7 @@ def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsRepo
 
     Raise DataError if no sample can be used, or data cannot be indexed or read; raise SettingsError if a folder is
     closed or the key is no array, MachineError, MemoryError or OSError if disk or memory are full, and
-    BrokenProcessPool if a process died.
+    BrokenProcessPool if a process died. Other errors of the sources pass through.
     """
     refuse_closed(path.parent, where=f"{job.recipes[name].where}, {_NAME}, statistics")
     _make_columns(job, job.recipes[name], processes)
@@ -129,7 +129,7 @@ def _make_columns(job: JobFile, recipe: StreamRecipe, processes: int) -> None:
     """Make the index by which samples are read, if it is missing or outdated.
 
     Lengths are measured later, if they have to be. Raise DataError if the data are refused, SettingsError if the
-    index's folder is closed, and MachineError if there is no room.
+    index's folder is closed, and MachineError if there is no room. Other errors of the source pass through.
     """
     for spec, folder in sources_of(job, recipe):
         with progress_bar(f"index {recipe.name}") as progress:
@@ -171,7 +171,7 @@ class _Gatherer:
         """Return the moments of these samples; those that cannot be used are counted, those without a step add none.
 
         Raise ReadError if a sample cannot be read, SettingsError if the key is no array, MemoryError if memory ran out.
-        OSError of `read_patiently` passes through.
+        Other errors of the source's `read`, and of making the `chain`, pass through.
         """
         moments, bad = None, Counter[str]()
         for sample, raw in zip(piece, read_patiently(self._joined.source.read, piece, bool), strict=True):
@@ -186,7 +186,7 @@ class _Gatherer:
     def _values(self, sample: int, raw: bytes) -> NDArray[np.generic]:
         """Return the key's array after transforms; raise SampleError for a bad sample, SettingsError for no array.
 
-        Raise ReadError if the machine failed, MemoryError if memory ran out. DataError of `chain` passes through.
+        Raise ReadError if the machine failed, MemoryError if memory ran out. Errors of making `chain` pass through.
         """
         made = decoded(self._joined.source, sample, raw)
         for _, stage in self.chain.stages(made, (self.job.settings.seed, 0, sample)):

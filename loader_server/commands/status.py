@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     In a terminal it is live, unless `once` or `json` is set, until an interrupt or an error ends it. Raises LostError
     if nobody answers in time, RefusedError if the coordinator refuses, SettingsError if a key, the job file or the
     machine's socket cannot be used, ProtocolError if an answer cannot be decoded, or MachineError if there is no room
-    for a connection.
+    for a connection. Other errors of asking pass through.
     """
 
     def look() -> dict[str, Any]:
@@ -102,7 +102,7 @@ def with_limit(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def tables(report: dict[str, Any]) -> Group:
-    """Return the tables and lines of a report on one job or on several."""
+    """Return the tables and lines of a report on one job or on several; a job whose report is None has only a row."""
     if "jobs" in report:
         of_jobs = [tables(job["report"]) for job in report["jobs"] if job["report"] is not None]
         return Group(filled_table(("job", "endpoint", "workers", "is"), map(_job_cells, report["jobs"])), *of_jobs)

@@ -39,7 +39,7 @@ class EndpointWriter:
     def write(self) -> None:
         """Write the reachable endpoint to the file unless it is there already; keep the old file if none is found.
 
-        An error is logged once; the next call tries again.
+        An error of writing is logged once, and the next call tries again; errors of `find_reachable_endpoint` pass.
         """
         endpoint = find_reachable_endpoint(self._announced, self._announced)
         if endpoint is None or (endpoint == self._written and self._file.exists()):

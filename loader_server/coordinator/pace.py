@@ -35,9 +35,10 @@ class PaceMeter:
     def look(
         self, streams: Iterable[StreamTrainers], workers: Iterable[RegisteredWorker], since_s: float, now_s: float
     ) -> JobPace:
-        """Return what was done since the last look; workers that were last heard before `since_s` are not there.
+        """Return what was done since the last look; workers that never beat or not since `since_s` are not there.
 
-        A trainer's first heartbeat only says where its count begins. All numbers are 0 if there is nobody.
+        What a trainer read before the first look at it does not count, nor does a stream for evaluation while another
+        has trainers. All numbers are 0 if there is nobody.
         """
         there = [worker for worker in workers if worker.beat is not None and worker.heard_s >= since_s]
         counted = [stream for stream in streams if stream.trainers]
@@ -67,7 +68,7 @@ class PaceMeter:
                 yield new
 
     def _waits(self, stream: StreamTrainers, now_s: float) -> list[float]:
-        """Return the share of waiting of each trainer that reads."""
+        """Return the share of waiting of each trainer that reads, in lockstep the largest for each; maybe none."""
         reading = [
             trainer
             for incarnation, trainer in stream.trainers.items()

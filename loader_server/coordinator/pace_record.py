@@ -82,7 +82,7 @@ class PaceRecord:
         return self._times_s[-1] - self._times_s[0]
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all that was recorded, so that the record covers no time and `means` returns None."""
         self._times_s, self._sums = [0.0], [(0.0,) * 8]
 
     def add(self, pace: JobPace, over_s: float) -> None:
@@ -111,7 +111,7 @@ class PaceRecord:
         return (self._sums[last][2] - self._sums[first][2]) / over_s if over_s > 0 else 0.0
 
     def means(self, over_s: float) -> PaceMeans | None:
-        """Return the means of the last seconds, at least `over_s`; None if the record is shorter or empty."""
+        """Return the means of the last seconds, at least `over_s`; None if that is not above 0 or not recorded yet."""
         if not 0 < over_s <= self.over_s + _ROUNDING_S:
             return None
         first = self._before(over_s)

@@ -204,7 +204,7 @@ class Coordinator:
     def run(self, on_report: Callable[[Mapping[str, Any]], None] = lambda _report: None) -> None:
         """Serve until stopped, calling `on_report` with the report at each tick; then close everything.
 
-        An ordered end is announced first, and peers have up to a second to hear of it. What `on_report` raises passes.
+        An ordered end is first announced, up to 1 s long. Errors of `on_report`, OSErrors of the journal's files pass.
         """
         poller = zmq.Poller()
         for socket in (self._router, *self.doors.monitors()):
@@ -235,7 +235,7 @@ class Coordinator:
             self._close()
 
     def _tick(self, now_s: float) -> list[Instruction]:
-        """Look at the journal, judge silence, log comings and goings, renew report and endpoint file; return orders."""
+        """Look at the journal (OSErrors pass), judge silence, log who comes and goes, renew report; return orders."""
         instructions: list[Instruction] = []
         # Waiting facts are tried again. While that fails no lease may expire, as that fact would be lost too.
         if not self.writer.write(()):
@@ -313,7 +313,7 @@ class Coordinator:
         return instructions + self._answer_status(now_s)
 
     def _hear(self, identity: zmq.Frame, frames: list[zmq.Frame], now_s: float) -> list[Instruction]:
-        """Return the orders for a message: none for garbage, a refusal if not allowed; the status is answered later."""
+        """Return the orders for a message, maybe a refusal; none for garbage, another release, and what is put off."""
         peer = identity.bytes
         try:
             message = decode(frames[0].buffer if frames else b"")

@@ -65,7 +65,7 @@ class FeatureCache:
     def find(self, samples: Sequence[int]) -> dict[int, bytearray]:
         """Return the cache hits among these samples, as blobs by sample number, maybe none.
 
-        Raise an OSError if the disk fails.
+        Raise an OSError if the disk fails; errors of the source's `identity` pass through.
         """
         blobs = ((sample, self._store.get(sample, self._stream.identity(sample))) for sample in samples)
         return {sample: blob for sample, blob in blobs if blob is not None}
@@ -78,6 +78,7 @@ class FeatureCache:
         """Keep a sample's values, unless they cannot be kept as bytes or there is no room.
 
         Raise a MachineError if there is a link in the place of the cache's files, and an OSError if the disk fails.
+        Errors of the source's `identity` pass through.
         """
         blob = as_bytes(values)
         if blob is not None:

@@ -103,8 +103,8 @@ class SampleStore:
     def put(self, sample: int, identity: str, blob: bytes) -> None:
         """Keep a blob, unless the store is full, the blob is larger than a segment, or there is no room for a segment.
 
-        Raise a MachineError if there is a link in the place of a file; raise an OSError unless the disk is full or
-        closed to us, which marks the store as full.
+        Raise a MachineError if there is a link in the place of a file; raise an OSError if the blob cannot be written,
+        or unless the disk is full or closed to us, which marks the store as full.
         """
         if self._is_full or len(blob) > self._segment_bytes:
             return

@@ -43,7 +43,7 @@ def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
     a bundle that is too large. Code is included only if there are keys: without them anybody could fetch it.
 
     Raise DataError if an index is missing or damaged, SettingsError if a transform's settings do not fit, or OSError if
-    a folder or module cannot be read.
+    a folder or module cannot be read; other errors of `own_files` pass through.
     """
     yield JOB_FILE, job.path
     if job.keys is not None:

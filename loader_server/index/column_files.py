@@ -89,7 +89,7 @@ class ColumnWriter(_Appended):
             self._write_header()
 
     def append(self, values: Iterable[int] | NDArray[np.integer]) -> None:
-        """Write values after those already there; raise an OSError if the disk is full, or fails."""
+        """Write values after those already there; raise OSError if the disk fails, OverflowError for too large ones."""
         array = np.asarray(values if isinstance(values, np.ndarray) else list(values), self._dtype)
         self._file.write(array.tobytes())
         self._length += len(array)
@@ -166,7 +166,7 @@ def bytes_with_header(nbytes: int) -> int:
 def mapped(path: Path) -> NDArray[np.generic]:
     """Return a column of numbers as a plain array over the mapped file.
 
-    Raise an OSError if the file cannot be opened, and a ValueError if it is damaged.
+    Raise an OSError if the file cannot be opened, a ValueError if it is damaged, and an EOFError if it is empty.
     """
     # Taking a scalar from numpy's memmap class costs ten times as much as from a plain array.
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)  # type: ignore[no-any-return]
@@ -175,7 +175,7 @@ def mapped(path: Path) -> NDArray[np.generic]:
 def open_strings(folder: Path, name: str) -> Strings:
     """Return a column of strings over its mapped files.
 
-    Raise an OSError if a file cannot be opened, and a ValueError if it is damaged.
+    Raise an OSError if a file cannot be opened, a ValueError if it is damaged, and an EOFError if it is empty.
     """
     blob = mapped(folder / file_of(name, ".text.npy")).view(np.uint8)
     return Strings(blob, mapped(folder / file_of(name, ".starts.npy")).view(np.int64))

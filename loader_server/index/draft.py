@@ -105,7 +105,7 @@ class Draft:
         """Append the rows of the next piece, good and bad, and count them in the journal in memory.
 
         Raise a DataError, counting nothing, if its fields differ from those before, or there are too many columns, and
-        an OSError if the disk is full, or fails.
+        an OSError if the disk is full, or fails. Other errors of the columns' `append` pass through.
         """
         found, before = part.found, self.journal
         if len(found.rows):
@@ -195,7 +195,8 @@ class Draft:
     def commit(self, meta: Meta) -> None:
         """Make the columns the index, replacing the present one: sync their names, and replace `meta.json` by this one.
 
-        The files have to be closed before. Raise an OSError if the disk is full, or fails.
+        The files have to be closed before. Raise an OSError if the disk is full, or fails; TypeError of `meta_json`
+        passes through.
         """
         draft, index = self.folder / "meta.json", self.folder.parent
         # With a journal in its folder the index would look like a draft: the next indexer would resume it, and write
@@ -220,21 +221,21 @@ class Draft:
     def numbers(self) -> dict[str, NDArray[np.int64]]:
         """Return the source's own columns of numbers, by name, mapped from their files; maybe none.
 
-        Raise an OSError or ValueError as `mapped` does.
+        Raise an OSError, ValueError or EOFError as `mapped` does.
         """
         return {name: mapped(self.folder / file_of(name)).view(np.int64) for name in self.journal.numbers}
 
     def strings(self) -> dict[str, Any]:
         """Return the source's columns of strings, by name, over their mapped files; maybe none.
 
-        Raise an OSError or ValueError as `mapped` does.
+        Raise an OSError, ValueError or EOFError as `mapped` does.
         """
         return {name: open_strings(self.folder, name) for name in self.journal.ends}
 
     def measured(self, key: str) -> NDArray[np.int64]:
         """Return the measured lengths of one key, one a sample, mapped from their file.
 
-        Raise a ValueError if they were not measured or the file is damaged, and an OSError if it cannot be opened.
+        Raise a ValueError if they were not measured; errors of `mapped` pass through, such as an OSError.
         """
         return mapped(self.folder / f"measured_{self.journal.measured.index(key)}.npy").view(np.int64)
 

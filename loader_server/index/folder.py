@@ -212,7 +212,7 @@ def open_index(folder: Path) -> Index:
 
 
 def fields_in(facts: Iterable[Mapping[str, Any]]) -> tuple[Field, ...]:
-    """Return fields that were written as JSON, where their shapes have become lists."""
+    """Return fields that were written as JSON, with lists as shapes; raise KeyError or TypeError for malformed ones."""
     return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in facts)
 
 
@@ -251,7 +251,7 @@ def _damaged(folder: Path, error: Exception) -> DataError:
 def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> str:
     """Return the fingerprint of all columns except `local` ones, so that copies of a data set share it.
 
-    Raise an OSError if a column cannot be opened, and a ValueError if one is damaged.
+    Raise an OSError if a column cannot be opened, a ValueError if one is damaged, and an EOFError if one is empty.
     """
     # Sorted, because a file system lists names in an order of its own.
     files = sorted(file for file in columns.glob("*.npy") if file.name.removesuffix(".npy") not in local)

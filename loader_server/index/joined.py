@@ -78,7 +78,7 @@ class OpenedSource:
     def first_sample(self) -> dict[str, Any]:
         """Return the first sample, or an empty dict if it cannot be decoded; raise a ReadError if it cannot be read.
 
-        OSError of `read_patiently` passes through.
+        Other errors of the source's `read` pass through.
         """
         (raw,) = read_patiently(self.source.read, [0], bool)
         try:
@@ -171,7 +171,7 @@ class SourceSet:
     def _refuse_missing(self, chain: Chain) -> None:
         """Raise a SettingsError if a member of a mixture lacks a value that the transforms compute lengths from.
 
-        DataError of `lengths` passes through.
+        Other errors of `lengths` pass through.
         """
         for member in self.opened if len(self.opened) > 1 else ():
             try:
@@ -192,8 +192,8 @@ class SourceSet:
 
         Raise a SettingsError that names a member if a transform needs a value that others have and it lacks, and a
         ReadError if a first sample cannot be read, or a transform cannot read what it needs. A sample that cannot be
-        used for another reason is passed over, and a single source is not tried. OSError of `first_sample` passes
-        through.
+        used for another reason is passed over, and a single source is not tried. Other errors of `first_sample` and of
+        `Chain.apply` pass through.
         """
         samples = [member.first_sample() for member in self.opened] if len(self.opened) > 1 else []
         for member, sample in zip(self.opened, samples, strict=False):
@@ -364,7 +364,10 @@ class JoinedSource(Source):
         return any(source.reads_ahead for source in self._sources)
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the samples that the members have to read before gathering: numbers of all, member after member."""
+        """Return the samples that the members have to read before gathering: numbers of all, member after member.
+
+        Return none if no member has to; errors of a member's `unread` pass through.
+        """
         unread = [self._sources[at].unread(own) + self._starts[at] for at, _, own in self._by_member(samples)]
         return np.concatenate(unread) if unread else samples
 
@@ -381,28 +384,28 @@ class JoinedSource(Source):
             yield place, rows, samples[rows] - self._starts[place]
 
     def name(self, sample: int) -> str:
-        """Return the member's name for the sample; raise an IndexError if the number is out of range."""
+        """Return the member's name for the sample; raise an IndexError if out of range, and what the member raises."""
         source, own = self._at(sample)
         return source.name(own)
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the member's file and line for the sample; raise an IndexError if the number is out of range."""
+        """Return the member's file and line for it; raise an IndexError if out of range, and what the member raises."""
         source, own = self._at(sample)
         return source.place(own)
 
     def identity(self, sample: int) -> str:
-        """Return the member's identity of the sample; raise an IndexError if the number is out of range."""
+        """Return the member's identity of it; raise an IndexError if out of range, and what the member raises."""
         source, own = self._at(sample)
         return source.identity(own)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Return the names of the modules that all members are made of, each once."""
+        """Return the names of the modules that all members are made of, each once; errors of a member pass through."""
         return tuple(dict.fromkeys(module for source in self._sources for module in source.modules))
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return the library versions of all members, by the library's name."""
+        """Return the library versions of all members, by the library's name; errors of a member pass through."""
         return {name: version for source in self._sources for name, version in source.versions.items()}
 
     def close(self) -> None:

@@ -82,7 +82,7 @@ def unchanged_index(request: IndexRequest) -> IndexReport | None:
     """Return the report on the present index if a new one would be the same; None if not, or if that is unknown.
 
     Return None also if there is no whole index, or if the data would be refused for their bad rows now. Raise a
-    DataError if the data lose too many letters; other errors of the source pass through.
+    DataError if the data lose too many letters; other errors of the source and of reading the report pass through.
     """
     try:
         index = open_index(request.folder)
@@ -121,8 +121,8 @@ def _count_letters(request: IndexRequest, indexed: Callable[[], Indexed], column
 def _made_from(request: IndexRequest) -> str:
     """Return a fingerprint of everything that an index is made from; "" if changes of the data would go unnoticed.
 
-    Our own code is identified by its version, a user's by its source. A DataError of the source, such as for data that
-    are gone, is passed on.
+    Our own code is identified by its version, a user's by its source. Errors of the source, such as a DataError for
+    data that are gone, and of `own_code` are passed on.
     """
     source = request.source
     stamp = source.stamp()
@@ -186,7 +186,7 @@ class _Indexer:
     # --- why no index is made ---
 
     def _refuse_too_many(self) -> None:
-        """Raise a DataError if more rows are bad by now than `max_bad` allows of all rows."""
+        """Raise a DataError if more rows are bad by now than `max_bad` allows of all, or what `_too_bad` raises."""
         limit = self.request.max_bad
         if limit.is_exceeded(sum(self.draft.journal.bad.values()), self.inventory.total):
             raise self._too_bad(
@@ -194,7 +194,7 @@ class _Indexer:
             )
 
     def _refuse_bad(self) -> None:
-        """Raise a DataError if no row is good, or if indexing is strict and one is bad."""
+        """Raise a DataError if no row is good, or indexing is strict and one is bad; or what `_too_bad` raises."""
         if not self.draft.journal.samples:
             raise self._too_bad("at least one good row", "mend them")
         if self.request.strict and self.draft.journal.bad:
@@ -203,7 +203,7 @@ class _Indexer:
     def _too_bad(self, expected: str, remedy: str) -> DataError:
         """Return the error for refused data, with counts by reason, the first bad rows, and the file that lists all.
 
-        Raise an OSError if the list of bad rows cannot be written, read or moved. ValueError of `shown_bad_rows` passes
+        Raise an OSError if the list of bad rows cannot be written, read or moved. Other errors of `shown_bad_rows` pass
         through.
         """
         draft, inventory = self.draft, self.inventory
@@ -294,7 +294,7 @@ class _Indexer:
     def _with_time(self, indexed: Indexed, chain: Chain) -> tuple[Field, ...]:
         """Return the measured fields; those as long as the declared transforms would make them get steps per second.
 
-        Raise a SettingsError if a transform lacks a length that it needs. DataError of `open` passes through.
+        Raise a SettingsError if a transform lacks a length that it needs. Errors of the source's `open` pass through.
         """
         self.request.source.open(indexed)
         time_of = {field_.key: field_.per_second for field_ in chain.fields}
@@ -307,7 +307,7 @@ class _Indexer:
     def _as_declared(self, chain: Chain) -> set[str]:
         """Return the keys whose measured lengths are those that the declared transforms alone would give.
 
-        Raise a SettingsError if a transform lacks a length that it needs. ValueError of `measured` passes through.
+        Raise a SettingsError if a transform lacks a length that it needs. Errors of `Draft.measured` pass through.
         """
         measured = {key: self.draft.measured(key) for key in self.draft.journal.measured}
         same, raw = set(measured), self.request.source.lengths

@@ -74,7 +74,7 @@ class _Prober:
 
         Rows that are too large or refused are bad. Raise a DataError if measured fields differ between samples, a
         ReadError if reading fails, a MachineError if memory ran out, a SettingsError if a transform's rule asks for a
-        length that is missing, and an OSError if the disk fails.
+        length that is missing, and other errors of the source, such as an OSError if the disk fails.
         """
         found, chain = self._without_larger(self._source.probe(piece)), self._order.chain
         if chain is None:
@@ -85,7 +85,7 @@ class _Prober:
     def _without_larger(self, found: Found) -> Found:
         """Return the piece with rows turned bad that are too large once decoded, as far as their lengths tell.
 
-        Return it as it is if there is no limit, or if the columns do not tell the size. DataError of `open` passes
+        Return it as it is if there is no limit, or if the columns do not tell the size. Errors of the source pass
         through.
         """
         largest, nbytes = self._order.spec.of_job.largest_indexed, self._source.decoded_bytes(found.numbers)
@@ -120,7 +120,7 @@ class _Prober:
         """Return the piece with the lengths of all samples after the transforms; samples that are refused turn bad.
 
         Raise a DataError if fields differ between samples, a ReadError if reading fails, and a MachineError if memory
-        or descriptors ran out.
+        or descriptors ran out. Other errors of the source and of `Chain.measure` pass through.
         """
         kept, fields, bad = list[int](), tuple[Field, ...](), dict(found.bad)
         lengths: dict[str, list[int]] = {}
@@ -158,7 +158,7 @@ class _Prober:
     def _measure(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured:
         """Return the fields and lengths of one sample; raise a SampleError if it cannot be used.
 
-        Raise a ReadError if the machine failed; a MemoryError is passed on.
+        Raise a ReadError if the machine failed; a MemoryError and other errors of `Chain.measure` are passed on.
         """
         try:
             sample = self._source.decode(place, raw)
@@ -193,7 +193,7 @@ def probe_in_order(
 ) -> Generator[Probed, None, None]:
     """Yield what each piece holds, in order, from one process or several.
 
-    One process probes with the request's own source, unless that must be probed apart.
+    One process probes with the request's own source, unless that must be probed apart. Other errors of it pass through.
 
     Raises:
         BrokenProcessPool: A process died.

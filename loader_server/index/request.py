@@ -217,8 +217,8 @@ def letters_report(chain: Chain, columns: Path, opened: Callable[[], Source] | N
     """Return the effect of a chain on the letters of an index's samples; None if the chain drops none.
 
     Letters that were not counted for this alphabet before are counted now, in the source that `opened` gives. The
-    report says why there are no counts if a user's transform comes first, or if the source has no texts at hand. Errors
-    of the source pass through.
+    report says why there are no counts if a user's transform comes first, or if `opened` is None or the source has no
+    texts at hand. Errors of the source pass through.
     """
     found = counting_step(chain)
     if found is None:

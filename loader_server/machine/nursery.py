@@ -110,7 +110,7 @@ def _serve(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_p
 def serve_owner(owner: socket.socket, run: Callable[[Sequence[str]], object], owner_pid: int) -> None:
     """Report ready and be a nursery in this process, which was started for it; end the process afterwards.
 
-    Raise OSError if the owner has hung up already.
+    Raise OSError if the owner has hung up already; a later error is printed, and the process ends with code 1.
     """
     gc.freeze()
     owner.send(READY)
@@ -291,7 +291,7 @@ def execute_child(arguments: Sequence[str], environment: Mapping[str, str]) -> N
 
 
 def live_as_child(run: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> None:
-    """Be a child that has executed itself again: run with these arguments, and end the process afterwards."""
+    """Be a child that has executed itself again: run with these arguments, and end the process; errors are printed."""
     os.set_inheritable(ASKING_FD, False)  # noqa: FBT003 - a builtin's, which takes no names
     _setproctitle(_title(arguments[:-2]))  # without --ready-fd, as in a child that is only forked
     _become(lambda: run(arguments))

@@ -27,7 +27,7 @@ def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
     An endpoint with a host of its own is returned as it is. A worker that listens on all addresses uses its own address
     on the route to the coordinator or, if the coordinator is on this host, on the route to the world. On a host of a
     closed network, which has no such route, it is the address of the first working network interface or, without any,
-    127.0.0.1.
+    127.0.0.1. Raise OSError if no descriptor is left to look with.
     """
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")

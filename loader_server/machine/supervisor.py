@@ -140,7 +140,7 @@ class Supervisor:
 
         Raise StartError if one cannot be served, after ending all. The caller has to close it after a SettingsError (a
         conflict, an endpoint or state folder that cannot be used) or MachineError (no room, nurseries die again).
-        TimeoutError of `_turn` passes through.
+        Other errors of `_turn` pass through.
         """
         self._is_starting = True
         for folder in folders:
@@ -155,8 +155,8 @@ class Supervisor:
     def run(self) -> None:
         """Keep all jobs running until `stop` or until none is left, then end them.
 
-        Raises MachineError if nurseries die again and again, or none can be started. TimeoutError of `_turn` passes
-        through.
+        Raises MachineError if nurseries die again and again, or none can be started. Other errors of `_turn` and those
+        of `close` pass through.
         """
         try:
             while not self.is_stopping and self.jobs:
@@ -170,7 +170,7 @@ class Supervisor:
         self._waker.wake()
 
     def close(self) -> None:
-        """Drain the workers, then end the coordinators; kill those that do not end in time."""
+        """Drain the workers, then end the coordinators, and kill those that are late; OSError of `shut` passes."""
         self.is_stopping = True
         jobs = list(self.jobs.values())
         for job in jobs:
@@ -198,7 +198,7 @@ class Supervisor:
         """Add a job, whose indexing starts in the next turn with a nursery; return it.
 
         Raise SettingsError on a conflict with another job, or for an endpoint or state folder that cannot be used, and
-        MachineError if there is no room for its files.
+        MachineError if the system refuses its files or the shelf of shared batches.
         """
         job = make_job(folder, listen, self._command, insecure=self.settings.insecure)
         job.refuse_listening(insecure=self.settings.insecure)
@@ -252,7 +252,7 @@ class Supervisor:
         return all(place.serves is job and place.child is not None and place.child.is_serving for place in own)
 
     def _end(self, job: ServedJob) -> None:
-        """End a job and give its places to the others; do nothing if it is ending already."""
+        """End a job and give its places to the others; do nothing if it is ending already; OSError of `shut` passes."""
         if job.stage is Stage.ENDING:
             return
         job.stage = Stage.ENDING
@@ -340,7 +340,7 @@ class Supervisor:
             self._start_child(job, child, _READY_TIMEOUT_S if must_serve else math.inf)
 
     def _start_child(self, job: ServedJob, child: Child, within_s: float) -> None:
-        """Start a process; if there is no room, try again later, or give up a job not served yet."""
+        """Start a process; try again at once if the nursery died; else later, or give up a job that is not served."""
         try:
             child.start(self._keeper.nursery, within_s)
         except NurseryEndedError:
@@ -358,7 +358,7 @@ class Supervisor:
     # --- turns ---
 
     def _turn(self) -> None:
-        """Wait until something happens, and do what is due; raise MachineError if no nursery can be kept alive."""
+        """Wait until something happens, and do what is due; errors of the keeper's `look` and of `_end` pass."""
         self._wait_for_events()
         now_s = self.turned_s = time.monotonic()
         self._keeper.look(now_s)

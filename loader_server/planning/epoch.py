@@ -103,7 +103,7 @@ class EpochPlan:
         self._first: int
 
     def groups(self) -> NDArray[np.int64]:
-        """Return how many groups each window has; this looks at all samples."""
+        """Return how many groups each window has; this looks at all samples, and errors of the table pass through."""
         return np.array([len(self._window(window).starts) for window in range(len(self._arrangement.starts))])
 
     def schedule(self, groups: NDArray[np.integer], part: int) -> EpochPlan:
@@ -118,7 +118,7 @@ class EpochPlan:
     def batch(self, number: int) -> PlannedBatch:
         """Return the batch of this number; raise IndexError beyond the epoch.
 
-        A batch at the end of a group that is not full may have no samples.
+        A batch at the end of a group that is not full may have no samples. Errors of the table pass through.
         """
         window, group, place = self._place(number)
         plan = self._window(window)
@@ -138,7 +138,10 @@ class EpochPlan:
         return replace(batch, rows=in_row, offsets=plan.offsets[own])
 
     def find(self, sample: int) -> Iterator[Seat]:
-        """Yield each place of a sample in this epoch: none if it is dropped or in another part, several if repeated."""
+        """Yield each place of a sample in this epoch: none if it is dropped or in another part, several if repeated.
+
+        Errors of the table pass through.
+        """
         segment = int(np.searchsorted(self.recipe.table.segments, sample, side="right")) - 1
         turns = np.flatnonzero(self._arrangement.turns.segments == segment)
         for window in np.unique(np.searchsorted(self._arrangement.starts, turns, side="right")) - 1:
@@ -154,7 +157,7 @@ class EpochPlan:
                     yield Seat(batch=batch, row=row)
 
     def windows(self) -> Iterator[WindowPlan]:
-        """Yield all windows of the epoch's pass in turn."""
+        """Yield all windows of the epoch's pass in turn; errors of the table pass through."""
         # Past the cache: going through a pass must not push out the windows that are being served.
         return (self._planned(window) for window in range(len(self._arrangement.starts)))
 
@@ -171,7 +174,7 @@ class EpochPlan:
     def _planned(self, window: int) -> WindowPlan:
         """Plan one window, in the way that the settings ask for: packed, in lanes, in plain order or in buckets.
 
-        With `largest_first`, window 0 begins with a group of the largest bucket.
+        With `largest_first`, window 0 begins with a group of the largest bucket. Errors of the table pass through.
         """
         recipe = self.recipe
         candidates = self._candidates(self._arrangement.of_window(window))
@@ -194,7 +197,7 @@ class EpochPlan:
         return planned.largest_first() if recipe.settings.largest_first and window == 0 else planned
 
     def _candidates(self, turns: Turns) -> Candidates:
-        """Return the samples of these segments that are not dropped, with buckets and the lengths that are needed."""
+        """Return these segments' samples that are not dropped, with buckets and lengths; errors of the table pass."""
         recipe = self.recipe
         bounds = recipe.table.segments
         spans = [(int(bounds[segment]), int(bounds[segment + 1])) for segment in turns.segments]

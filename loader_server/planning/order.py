@@ -162,7 +162,7 @@ class Arrangement:
 
 
 def window_count(samples: int, window: int, order: str) -> int:
-    """Return how many windows a pass has: one if it is sorted by length, which takes all samples at once."""
+    """Return how many windows a pass has: samples / window, rounded, at least 1; always 1 if sorted by length."""
     return 1 if order == "sorted" else max(1, round(samples / window))
 
 

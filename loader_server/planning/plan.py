@@ -146,7 +146,11 @@ class Plan:
         )
 
     def epoch(self, epoch: int, group: int) -> EpochPlan:
-        """Open an epoch: return its batches, in groups of `group`."""
+        """Open an epoch: return its batches, in groups of `group`.
+
+        If bucket counts do not tell the number of batches, it comes from the keeper, or from a look at all samples;
+        errors of the table pass through.
+        """
         recipe = self.stage(epoch).recipe
         data_pass, part, arrangement = self._pass_of(epoch)
         opened = EpochPlan(recipe, data_pass, arrangement, group)
@@ -159,7 +163,7 @@ class Plan:
         return opened.schedule(groups, part)
 
     def _find_groups(self, opened: EpochPlan, name: str) -> NDArray[np.integer]:
-        """Return how many groups each window of a pass has, from the keeper or by looking at every sample."""
+        """Return how many groups each window of a pass has, from the keeper or by looking at all; table errors pass."""
         arrays = self._keeper.load("groups", name)
         if arrays is None:
             arrays = {"groups": opened.groups()}

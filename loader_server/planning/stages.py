@@ -144,7 +144,7 @@ def stages_of(
 ) -> tuple[PlanStage, ...]:
     """Return the stages of a plan by first epoch, ascending; `recipe` covers all samples.
 
-    Raise DataError if a stage has no sample.
+    Raise DataError if a stage has no sample; errors of the table pass through.
     """
     return tuple(PlanStage(epoch, _recipe_within(limits, recipe, keeper, digest)) for epoch, limits in by_epoch)
 
@@ -152,7 +152,8 @@ def stages_of(
 def _recipe_within(limits: Limits, recipe: Recipe, keeper: Keeper, digest: str) -> Recipe:
     """Return the recipe restricted to the samples within these limits; the keeper may already have their tally.
 
-    Return it as it is if these are its own limits. Raise DataError if no sample is within them.
+    Return it as it is if these are its own limits. Raise DataError if no sample is within them; errors of the table
+    pass through.
     """
     if limits == recipe.limits:  # no curriculum, or its last stage: the same samples
         return recipe

@@ -105,7 +105,7 @@ class UnreadAnswers(_MarkedAnswers):
         return self._unread.total
 
     def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
-        """Send one message of these frames; return False if the peer is not connected.
+        """Send one message of these frames; return False if the peer is not connected, or libzmq refuses it.
 
         Its bytes are counted as unread with the next mark, every 64 KiB of a connection or, with `marks_all`, at once.
         """
@@ -148,7 +148,7 @@ class UnreadMessages(_MarkedAnswers):
         return self._unread[identity] < _MOST_UNREAD
 
     def send(self, identity: bytes, frames: Sequence[bytes]) -> bool:
-        """Send one message of these frames, with a mark in any case; return False if the peer is not connected."""
+        """Send a message of these frames, always with a mark; return False if libzmq refuses it, as without a peer."""
         is_connected = self._send_marked(identity, frames, 1)
         self._unread[identity] += is_connected
         return is_connected

@@ -80,7 +80,11 @@ class WorkerView:
 
 
 def unready_worker(worker: WorkerView, now_s: float) -> str:
-    """Return the reason, a word of REASONS, for sending a worker no trainers, or "" if it serves."""
+    """Return the reason, a word of REASONS, for sending a worker no trainers, or "" if it serves.
+
+    Of several the first counts: draining, loop, no_data, refused, starting (never registered), or coordinator (silent
+    for longer than the heartbeat timeout, or the worker is no member now).
+    """
     is_silent = now_s - worker.heard_s > worker.heartbeat_timeout_s
     # In this order: a worker that drains is meant to end, and one whose loop hangs knows nothing of the rest.
     return _first_reason(
@@ -111,7 +115,10 @@ class CoordinatorView:
 
 
 def unready_coordinator(coordinator: CoordinatorView, now_s: float) -> str:
-    """Return the reason, a word of REASONS, why a coordinator is not to be relied on, or "" if it serves."""
+    """Return the reason, a word of REASONS, why a coordinator is not to be relied on, or "" if it serves.
+
+    Of several the first counts: draining, loop, or journal (facts wait, or its files are gone).
+    """
     return _first_reason(
         draining=coordinator.is_stopping,
         loop=now_s - coordinator.turned_s > LOOP_S,

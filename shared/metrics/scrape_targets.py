@@ -56,7 +56,8 @@ def _target(address: str, labels: Mapping[str, str]) -> dict[str, Any]:
 class TargetFile:
     """Target file of this process, which exists until `close`.
 
-    Making it makes the folder too; raises OSError if the file cannot be written or locked there.
+    Making it makes the folder too; raises OSError if the file cannot be written or locked there, and MachineError if
+    something else is in its place.
     """
 
     def __init__(self, folder: Path, address: str, labels: Mapping[str, str]) -> None:
@@ -92,7 +93,7 @@ def remove_dead_targets(folder: Path) -> list[str]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether a living process holds the file; True also if the file is gone or another user's."""
+    """Return whether a living process holds the file; True if it is gone or another user's; other OSErrors pass."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (FileNotFoundError, PermissionError):

@@ -92,7 +92,7 @@ class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
 
     `labels` name the process: job, role and, for a worker or trainer, its own name. With `targets_folder` it writes its
     target file there, or logs a warning if it cannot. Without `probes`, `/healthz`, `/readyz` and `/targets` answer
-    404. Making it raises SettingsError if the port cannot be bound.
+    404. Making it raises SettingsError if the port cannot be bound, and MachineError of `TargetFile` passes through.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         return self.connections.admit(request, time.monotonic())
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer a request in its own thread."""
+        """Answer a request in its own thread, which gets a name by which people know it."""
         threading.current_thread().name = "stoker-metrics-answer"
         super().process_request_thread(request, client_address)
 

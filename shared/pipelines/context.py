@@ -58,7 +58,8 @@ class PipelineContext:
     def add_lengths(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Return the data set with the length of each axis that varies, as `<key>_length` for axis 0.
 
-        For a later axis the name is `<key>_length_<axis>`. Raise SettingsError unless elements are dicts.
+        For a later axis the name is `<key>_length_<axis>`. Raise SettingsError unless elements are dicts; errors of
+        TensorFlow pass through, such as for a key whose number of axes is unknown.
         """
         import tensorflow as tf  # only where pipelines are built
 
@@ -75,7 +76,7 @@ class PipelineContext:
         return dataset.map(with_lengths)
 
     def padded_batch(self, dataset: tf.data.Dataset, max_rows: int = 0) -> tf.data.Dataset:
-        """Batch `max_rows` elements (by default `default_max_rows`), padded with zeros to the longest."""
+        """Batch `max_rows` elements (0: `default_max_rows`), zero-padded to the longest; TensorFlow's errors pass."""
         return dataset.padded_batch(max_rows or self.default_max_rows)
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -96,7 +97,7 @@ class PipelineContext:
 def default_pipeline(context: PipelineContext) -> tf.data.Dataset:
     """Build the pipeline used if there is no function: the base's samples with their lengths, in padded batches.
 
-    Raise SettingsError unless the base's elements are dicts, or if the context's marker raises it.
+    Raise SettingsError unless the base's elements are dicts; what the context's marker and TensorFlow raise passes.
     """
     dataset = context.padded_batch(context.add_lengths(context.base_dataset))
     return context.prefetch_to_consumer_device(context.map_producer_to_consumer(dataset))

@@ -46,10 +46,10 @@ _LEAST_NAME = 16
 def run(options: argparse.Namespace) -> int:
     """Print one batch, or the places of a sample; write the picture and the sound that are asked for.
 
-    Return the exit code. A batch that can be printed but not drawn is printed first; then the error is raised. Raises
-    SettingsError for a stream, batch, sample or row that the job does not have, DataError if it is not indexed,
-    ReadError if a sample cannot be read, MachineError or MemoryError if memory or descriptors ran out, OSError if the
-    sound cannot be written, and what `recall` raises.
+    Return the exit code. If the picture cannot be written, the batch is printed first; then the error is raised. Raises
+    SettingsError for a mistake in the job file, or a stream, batch, sample or row that it does not have, ValueError if
+    no key can be drawn, MachineError or MemoryError if memory or descriptors ran out, OSError if the sound cannot be
+    written, and what `open_stream`, `find_sample`, `build_batch` and `recall` raise, such as a ReadError.
     """
     job = read_job(options.job)
     stream = open_stream(job, options.stream)
@@ -145,7 +145,7 @@ def _sample_facts(batch: ShownBatch, sample: ShownSample) -> dict[str, Any]:
 
 
 def _draw_facts(step: str, drawn: Drawn) -> dict[str, Any]:
-    """Return the first values of a draw and, if there are more numbers, their mean and deviation."""
+    """Return transform, method, shape and first values of a draw; if there are more numbers, mean and deviation too."""
     got = np.asarray(drawn.got)
     facts: dict[str, Any] = {"transform": step, "method": drawn.method, "shape": list(got.shape)}
     facts["first"] = got.ravel()[:_SHOWN_VALUES].tolist()

@@ -103,7 +103,7 @@ def build_batch(stream: Stream, position: BatchNumber, culprits: Iterable[tuple[
 
     Raise SettingsError if the epoch has no batch of this number, ReadError if a sample cannot be read, and
     ExhaustedError or MemoryError if memory or descriptors ran out. The number must not be negative, which nothing
-    checks. OSError of `prepare` passes through.
+    checks. Other errors of the source, and OSError of `prepare`, pass through.
     """
     masked = _Masked()
     builder = Builder(stream, masked, Deadline(1.0, lambda _: None))
@@ -155,7 +155,7 @@ def _samples(
 ) -> Iterable[ShownSample]:
     """Yield the samples of a batch, in the order of their rows, each decoded once more unless that may kill us.
 
-    Raise ReadError if one cannot be read. OSError of `look` passes through.
+    Raise ReadError if one cannot be read. Other errors of the source pass through.
     """
     planned = prepared.planned
     samples = prepared.samples.tolist()
@@ -193,7 +193,7 @@ class _InsideSample:
     def look(self) -> None:
         """Decode and transform the sample, and record its texts, draws and sound, up to an error, which is dropped.
 
-        Raise ReadError if it cannot be read. OSError of `read_patiently` passes through.
+        Raise ReadError if it cannot be read. Other errors of the source's `read` pass through.
         """
         source, number = self._stream.source, self._key[2]
         (raw,) = read_patiently(source.read, [number], bool)
@@ -217,7 +217,7 @@ class _InsideSample:
 def _sound_in(sample: Mapping[str, Any], when: str) -> Sound | None:
     """Return a copy of the first value with one axis and a rate of at least `_LOWEST_RATE`; None if there is none.
 
-    A copy, because transforms may change the value in place.
+    A copy, because transforms may change the value in place. A rate that is no number raises what `int` raises.
     """
     for key, value in sample.items():
         rate = int(sample.get(f"{key}_rate", 0))

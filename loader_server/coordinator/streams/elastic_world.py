@@ -186,7 +186,7 @@ class ElasticWorld:
     def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
         """Return a refusal unless the trainer has this place in the world that trains, or that has ended its run.
 
-        Otherwise note that it lives, and return None. ValueError of `rank_of` passes through.
+        Otherwise note that it lives, and return None.
         """
         member = self.member_of(attach.incarnation)
         place = (self.version, self.rank_of(member), self.ranks, member.replicas) if member is not None else None
@@ -389,7 +389,7 @@ class ElasticWorld:
         self._serials = {member: self._serials[member] for member in present}
 
     def recover(self, fact: WorldNamed) -> None:
-        """Begin the world of this fact, which is new or from the journal."""
+        """Begin the world of this fact, new or from the journal; forget starts and heartbeats of the one before."""
         self.version, self.limits = fact.version, (fact.least, fact.most)
         self.members = tuple(WorldMember(*member) for member in fact.members)
         self.stage, self._enough_s = WorldStage.TRAINING, None

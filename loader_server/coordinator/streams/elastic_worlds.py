@@ -88,10 +88,7 @@ class Worlds:
     # --- attached trainers ---
 
     def check(self, attach: m.Attach, now_s: float) -> m.NotAttached | None:
-        """Return a refusal if the rank is not the trainer's to have: in the elastic world, or beside one; else None.
-
-        ValueError of `check` passes through.
-        """
+        """Return a refusal if the rank is not the trainer's to have: in the elastic world, or beside one; else None."""
         world = self._worlds.get(attach.stream)
         if attach.world_version is not None:
             return world.check(attach, now_s) if world is not None else objections.world_changed(attach, 0, "")

@@ -168,7 +168,7 @@ class StreamResults:
         return self._keep(self._after_latest(_together(reports.values())), hearers=reports.values())
 
     def _is_in(self, kept: ResultsKept, results: m.Results) -> bool:
-        """Return whether this report is already part of the aggregate."""
+        """Return whether this report is in the aggregate already, in queue mode also as the trainer's own last part."""
         if (results.incarnation, results.serial) in kept.reports:
             return True
         # In queue mode each trainer's last serial is only in its own part, not in the aggregate.
