@@ -311,7 +311,7 @@ def _keeps_below(process: psutil.Process, folder: Path) -> bool:
 def test_an_actor_ends_with_its_nodes_own_process() -> None:
     actor = (
         "import os; from loader_server.fleet.ray_actor import _end_with_parent;"
-        "print(os.getpid()); _end_with_parent(os.getppid())"
+        "parent = os.getppid(); print(os.getpid()); _end_with_parent(parent)"
     )
     raylet = f"import subprocess, sys; subprocess.run([sys.executable, '-uc', {actor!r}])"
     with subprocess.Popen([sys.executable, "-c", raylet], cwd=ROOT, stdout=subprocess.PIPE) as node:
