@@ -50,6 +50,9 @@ _OF_A_BEAT = (
     "remote_waited",
 )
 
+#: What a trainer in queue mode has none of: anybody may have any batch.
+_NO_PLACE = dict.fromkeys(("rank", "world", "number", "read_epoch", "read_number"))
+
 
 def limit_of(waited_permille: float | None) -> str | None:
     """Return the bottleneck of the job: "loaders" if trainers wait for at least 5 % of their time, else "trainers".
@@ -66,11 +69,14 @@ def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str,
 
     `read_epoch` and `read_number` are the position of the slowest rank, None without trainers. `waited_permille` is the
     share of the rank that waited longest, None if no rank has read yet. `batches` is None if the group is 0 or the
-    epoch's batches are not counted yet. Trainers are in the order of their ranks.
+    epoch's batches are not counted yet. Trainers are in the order of their ranks. In queue mode nobody has a rank or a
+    position, so these are None there, and the step of results as well.
     """
     epoch, number = stream.trained
     trainers = sorted(stream.trainers.values(), key=lambda trainer: (trainer.attach.rank, trainer.attach.incarnation))
-    read = min((trainer.read for trainer in trainers), default=(None, None))
+    # In queue mode each trainer has read whatever was leased to it: no position says what the others lack.
+    in_queue = stream.view.leases is not None
+    read = (None, None) if in_queue else min((trainer.read for trainer in trainers), default=(None, None))
     waited = max((trainer.waited_permille for trainer in trainers if trainer.waited_permille is not None), default=None)
     return {
         "evaluation": stream.view.evaluation,
@@ -83,11 +89,16 @@ def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str,
         "plan_digest": stream.view.digest,
         "waited_permille": _whole(waited),
         "limit": limit_of(waited),
-        "results": stream.results.report(),
+        "results": _without_step(stream.results.report()) if in_queue else stream.results.report(),
         "evaluations": stream.results.report_of_evaluations(),
         "attached": len(trainers),
-        "trainers": [_trainer_report(trainer, now_s) for trainer in trainers],
+        "trainers": [_trainer_report(trainer, now_s) | (_NO_PLACE if in_queue else {}) for trainer in trainers],
     }
+
+
+def _without_step(results: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return these results with None as their step: trainers of unequal speed report them as of no step."""
+    return None if results is None else results | {"step": None}
 
 
 def _trainer_report(trainer: AttachedTrainer, now_s: float) -> dict[str, Any]:
@@ -222,4 +233,5 @@ def _members(report: Mapping[str, Any]) -> Iterator[_Member]:
         yield ("kind", "worker"), ("worker", worker["name"]), ("endpoint", worker["endpoint"])
     for name, stream in report["streams"].items():
         for trainer in stream["trainers"]:
-            yield ("kind", "trainer"), ("stream", name), ("rank", trainer["rank"]), ("trainer", trainer["name"])
+            rank = () if trainer["rank"] is None else (("rank", trainer["rank"]),)
+            yield ("kind", "trainer"), ("stream", name), *rank, ("trainer", trainer["name"])

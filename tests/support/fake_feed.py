@@ -130,6 +130,10 @@ class FakeCursor(FeedCursor):
     def epoch_rounds(self) -> tuple[int, int] | None:
         return self.session.batches(self.at.epoch) // self.session.replicas, self.rounds_left()
 
+    def epochs_done(self) -> tuple[float, int | None]:
+        rounds = self.session.batches(self.at.epoch) // self.session.replicas
+        return self.at.epoch + 1 - self.rounds_left() / max(rounds, 1), rounds
+
     def rounds_left(self) -> int:
         return (self.session.batches(self.at.epoch) - self.at.number) // self.session.replicas
 
@@ -177,6 +181,10 @@ class LeasedCursor(FakeCursor):
 
     def epoch_rounds(self) -> None:
         """Others take some of them."""
+
+    def epochs_done(self) -> tuple[float, int | None]:
+        batches = self.session.batches(self.at.epoch)
+        return self.at.epoch + self.done / batches, batches
 
     def begin_reading(self) -> Position:
         return Position(self.at.epoch, self.done, 1)

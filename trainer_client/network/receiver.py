@@ -165,7 +165,11 @@ class Receiver:
 
         Raise LostError if it does not answer within `lost_timeout_s`, or the error of a feed that fails or is closed.
         """
-        return self._wait_answered(self._request(e.StateAsked), "the coordinator to say what is done")
+        return self._wait_answered(self.begin_asking_state(), "the coordinator to say what is done")
+
+    def begin_asking_state(self) -> Future[DoneSet]:
+        """Return the future of what `ask_state` returns; it may never be answered."""
+        return self._request(e.StateAsked)
 
     def ask_sums(self) -> i.AnswerSums:
         """Return the sums of the named evaluation, None while batches are unsettled; they include all our reports.

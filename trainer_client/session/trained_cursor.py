@@ -250,6 +250,15 @@ class TrainedCursor(FeedCursor):
         """
         return rounds_left(0, self._batches(), self.at.group, self._ranks.world), self.rounds_left()
 
+    def epochs_done(self) -> tuple[float, int | None]:
+        """Return how many epochs are trained on, with the part of the one under way, and how many rounds that one has.
+
+        In queue mode it is what all trainers together have done; the number of rounds is None if it is not known. Raise
+        LostError if no worker says how many batches the epoch has, and the error of a feed that fails or is closed.
+        """
+        rounds = rounds_left(0, self._batches(), self.at.group, self._ranks.world)
+        return self.at.epoch + 1 - self.rounds_left() / max(rounds, 1), rounds
+
     def is_within_epoch(self) -> bool:
         """Return whether an epoch is begun and not over: whether the cursor stands behind its first round."""
         return bool(self.at.number)

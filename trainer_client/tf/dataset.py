@@ -329,7 +329,7 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
         """Yield what `make` makes with a function that returns the next element, in a thread; raise its error here."""
-        return iter(self).staged(make)  # type: ignore[attr-defined, no-any-return] # in lockstep it is ours
+        return iter(self).staged(make)  # type: ignore[attr-defined, no-any-return] # outside of graphs it is ours
 
     def _warn_of_replicas(self) -> None:
         """Warn once if the dataset is iterated in the scope of a strategy with several replicas."""

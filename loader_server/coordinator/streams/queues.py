@@ -358,13 +358,16 @@ _COUNTED = ("failed", "expired", "returned", "late", "unknown")
 def _report(tables: list[LeaseTable]) -> dict[str, Any]:
     """Return the state of one kind of work, over several tables if each evaluation has its own.
 
-    Generation and epoch are of the first table, all counts are sums; at most 100 given-up batches are listed.
+    Generation and epoch are of the first table. All counts are sums over the epochs under way, or over the last one if
+    none is; `epochs` has the first and the last of these. At most 100 given-up batches are listed.
     """
     epochs = [epoch for table in tables for epoch in table.epochs.values()]
+    numbers = [at for table in tables for at in table.epochs] or [tables[0].unsettled()]
     dead = [(*key, out.failures, out.reason) for table in tables for key, out in sorted(table.dead.items())]
     return {
         "generation": tables[0].generation,
         "epoch": tables[0].unsettled(),
+        "epochs": [min(numbers), max(numbers)],
         "open": sum(epoch.left for epoch in epochs),
         "leased": sum(epoch.leased for epoch in epochs),
         "done": sum(epoch.fresh - len(epoch.out) for epoch in epochs),

@@ -9,6 +9,7 @@ import pytest
 from loader_server.coordinator.report import Comings, limit_of, stream_report, text_of, worker_report
 from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
 from loader_server.coordinator.workers import RegisteredWorker
+from loader_server.leases.lease_table import LeaseRules
 from shared.wire.message_parts import Cursor
 from tests.support.coordinator import View, address, attach, beat
 
@@ -62,6 +63,20 @@ def test_a_stream_stands_where_its_last_rank_does_and_waits_like_the_one_that_wa
         "read_number": 9, "waited_permille": 20, "silent_s": 2.2,
     }  # fmt: skip
     assert [(one["rank"], one["epoch"], one["silent_s"]) for one in trainers] == [(0, 1, 0.2), (1, 1, 2.2)]
+
+
+def test_in_queue_mode_nobody_has_a_rank_or_a_position():
+    stream = StreamTrainers(View(leases=LeaseRules(floor_s=30.0, tries=3)), group=1)
+    for rank in (0, 1):
+        stream.add(trainer(rank, trained=(1, 0), read=(1, 5 + rank), waited=20.0))
+    found = stream_report(stream, 1, now_s=92.2)
+    assert (found["read_epoch"], found["read_number"]) == (None, None)
+    nothing = dict.fromkeys(("rank", "world", "number", "read_epoch", "read_number"))
+    about = {"replicas": 1, "epoch": 1, "waited_permille": 20, "silent_s": 2.2}
+    assert found["trainers"] == [{"name": f"host:{rank}", **about, **nothing} for rank in (0, 1)]
+    line = {"stream": "train", "trainer": "host:0"}
+    lines = Comings().look({"workers": [], "streams": {"train": found}}, 0.0)
+    assert lines[0] == ("trainer is there", line)
 
 
 def test_a_stream_that_nobody_reads_has_no_limit():
