@@ -453,12 +453,14 @@ class LeaseTable:
     def done_set(self) -> DoneSet:
         """Return what is settled, for a checkpoint: how far each epoch under way is, and what is missing below that.
 
-        If all epochs are settled it has the next one, of which nothing is done.
+        Epochs that were settled before an earlier one are among these. If all epochs are settled it has the next one,
+        of which nothing is done.
         """
-        done = tuple(
-            EpochDone(at, epoch.fresh, epoch.missing()) for at, epoch in self.epochs.items() if not epoch.is_settled
-        )
-        return DoneSet(done or (EpochDone(self.unsettled(), 0, ()),))
+        # An epoch that is settled already must not be left out: after the last epoch that a checkpoint names the next
+        # one is opened, so it would be trained on again.
+        first = self.unsettled()
+        done = tuple(EpochDone(at, epoch.fresh, epoch.missing()) for at, epoch in self.epochs.items() if at >= first)
+        return DoneSet(done or (EpochDone(first, 0, ()),))
 
     def rewind(self, done: DoneSet, batches: dict[int, int], incarnation: int, serial: int) -> None:
         """Begin another generation in which exactly `done` is settled; `batches` are the sizes of its epochs.

@@ -126,7 +126,9 @@ class Watch:
 
     def look(self):
         at, number = self.place()
-        wait_until(lambda: (self.stream()["epoch"], self.stream()["number"]) == (at, number), f"{at}, {number} is shown")
+        wait_until(
+            lambda: (self.stream()["epoch"], self.stream()["number"]) == (at, number), f"{at}, {number} is shown"
+        )
         report = status.ask(self.loaders.endpoint)
         train = report["streams"]["train"]
         queue = train["queue"]["train"]

@@ -195,8 +195,7 @@ class Receiver:
 
     def _request(self, event: Callable[[int], e.Event]) -> Future[_T]:
         """Report the event made with a new serial; return the future of its answer."""
-        # The future is there before the event: the answer could overtake it otherwise, and be dropped.
-        serial, answer = self._answers.expect()
+        serial, answer = self._answers.expect()  # before the event: the answer could overtake it, and be dropped
         self.outbox.tell(event(serial))
         return answer
 
