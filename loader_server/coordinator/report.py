@@ -12,6 +12,9 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from shared.spells import Began, Spell
+from shared.trainer_fields import run_name
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -29,8 +32,9 @@ _NOTICEABLE_PERMILLE = 50
 #: Minimum time between two lines about the same worker or trainer.
 _PAUSE_S = 30.0
 
-#: Limit of lines for one report; the rest are summed up in one more line.
-_MOST_LINES = 20
+#: Limit of lines for one report; the rest are summed up in one more line. Each trainer of a large job has its line when
+#: it comes, because only that one says under which run the others name it.
+_MOST_LINES = 1000
 
 #: A worker or trainer: its kind, and the fields by which people know it.
 _Member: TypeAlias = tuple[tuple[str, Any], ...]
@@ -97,8 +101,8 @@ def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str,
 
 
 def _without_step(results: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return these results with None as their step: trainers of unequal speed report them as of no step."""
-    return None if results is None else results | {"step": None}
+    """Return these results with None for step 0, under which trainers of unequal speed report what is of no step."""
+    return None if results is None else results | {"step": results["step"] or None}
 
 
 def _trainer_report(trainer: AttachedTrainer, now_s: float) -> dict[str, Any]:
@@ -107,6 +111,7 @@ def _trainer_report(trainer: AttachedTrainer, now_s: float) -> dict[str, Any]:
         "replicas": trainer.attach.replicas,
         "world": trainer.attach.world,
         "name": trainer.attach.name,
+        "run": run_name(trainer.attach.incarnation),
         "epoch": trainer.trained[0],
         "number": trainer.trained[1],
         "read_epoch": trainer.read[0],
@@ -178,7 +183,7 @@ def _beginning(entries: list[dict[str, Any]], most: int) -> tuple[list[dict[str,
 
 
 class Comings:
-    """Members that were present in the last report, and when each was last logged."""
+    """Members that were present in the last report, when each was last logged, and which streams wait for data."""
 
     def __init__(self) -> None:
         #: The members in the last report.
@@ -187,20 +192,35 @@ class Comings:
         self._logged_s: dict[_Member, float] = {}
         #: Changes of a member that were not logged because its last line was too recent.
         self._unlogged: Counter[_Member] = Counter()
+        #: Of each stream, whether its trainers wait for data.
+        self._spells: dict[str, Spell] = {}
 
     def look(self, report: Mapping[str, Any], now_s: float) -> list[_Line]:
         """Return the log lines, as event and fields, for what has changed since the last report; empty if nothing has.
 
         A member that was logged less than 30 s ago gets no line now, but later a line with its number of changes. At
-        most 20 lines are returned, and a last line that counts the others.
+        most 1000 lines are returned, and a last line that counts the others.
         """
         present = set(_members(report))
         changed = sorted(present ^ self._present, key=str)
         self._present = present
         lines = [*self._take_due(now_s), *(line for member in changed for line in self._lines_of(member, now_s))]
-        if len(lines) <= _MOST_LINES:
-            return lines
-        return [*lines[:_MOST_LINES], ("more came or went", {"count": len(lines) - _MOST_LINES})]
+        if len(lines) > _MOST_LINES:
+            lines = [*lines[:_MOST_LINES], ("more came or went", {"count": len(lines) - _MOST_LINES})]
+        return [*lines, *self._about_waiting(report["streams"], now_s)]
+
+    def _about_waiting(self, streams: Mapping[str, Any], now_s: float) -> Iterator[_Line]:
+        """Yield a line for each stream in which waiting for data begins or ends; the first names who waits longest."""
+        for name, stream in streams.items():
+            # Averages over the last ten seconds. If nobody reads, nobody waits.
+            spell, waited = self._spells.setdefault(name, Spell()), (stream["waited_permille"] or 0) / 1000
+            event = spell.judge(waited, now_s)
+            if isinstance(event, Began):
+                longest = max(stream["trainers"], key=lambda trainer: trainer["waited_permille"] or 0)
+                yield "trainers wait for data", {"stream": name, "waited": waited, **_named(longest)}
+            elif event is not None:
+                over = {"waited": waited, "seconds": round(event.seconds, 1)}
+                yield "trainers wait for data no longer", {"stream": name, **over}
 
     def _lines_of(self, member: _Member, now_s: float) -> Iterator[_Line]:
         if member in self._logged_s:
@@ -233,5 +253,10 @@ def _members(report: Mapping[str, Any]) -> Iterator[_Member]:
         yield ("kind", "worker"), ("worker", worker["name"]), ("endpoint", worker["endpoint"])
     for name, stream in report["streams"].items():
         for trainer in stream["trainers"]:
-            rank = () if trainer["rank"] is None else (("rank", trainer["rank"]),)
-            yield ("kind", "trainer"), ("stream", name), *rank, ("trainer", trainer["name"])
+            yield ("kind", "trainer"), ("stream", name), *_named(trainer).items()
+
+
+def _named(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a line about a trainer of a report."""
+    rank = {} if trainer["rank"] is None else {"rank": trainer["rank"]}
+    return {"trainer": trainer["name"], **rank, "run": trainer["run"]}

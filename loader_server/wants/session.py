@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from loader_server.wants.tickets import MOST_SLOTS, Tickets
 from shared.memory import OpenedSlots
+from shared.trainer_fields import trainer_fields
 from shared.wire.sealing import KEY_BYTES, Sealer
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Session:
         #: that has never been away: its tickets are as they were.
         self.gone = False
         self.stream = hello.stream
+        #: What a log line about this trainer names it by.
+        self.fields = {"stream": hello.stream, **trainer_fields(hello.name, hello.rank, hello.incarnation)}
         self.verify = hello.verify
         self._take_key(hello)
         self._attach(hello)

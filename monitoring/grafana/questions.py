@@ -108,8 +108,8 @@ _HEALTH = Row(
         Panel(
             title="How fast does each trainer train?",
             unit="suffix:/s",
-            about="Rounds per second. In lockstep all ranks are as fast as the slowest. In queue mode a round is a batch, "
-            "nobody waits for others, and the job is as fast as all together.",
+            about="Rounds per second. In lockstep all ranks are as fast as the slowest. In queue mode a round is a "
+            "batch, nobody waits for others, and the job is as fast as all together.",
             queries=(Query('rate(stoker_trained_rounds_total{job="$job"}[1m])', "{{trainer}}, rank {{rank}}"),),
         ),
     ),

@@ -16,6 +16,7 @@ import numpy as np
 from typing_extensions import Self
 
 from shared.errors import ClosedError, LostError, SettingsError, WorldChangedError
+from shared.logs import Log
 from shared.wire.batch_layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
 from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.feed import Feed
@@ -242,6 +243,7 @@ class FakeSession:
         self._let_go: Callable[[], None] | None = None
         self._on_close: Callable[[FakeSession], None] | None = None
         self.saved = ""
+        self.log = Log("trainer", stream=self.stream)
         self.free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         size = max(layout_of(self.fields, shape).nbytes for shape in self.shapes)
         for _ in range(self.slots):

@@ -16,6 +16,7 @@ from shared.errors import LostError, StokerError
 from shared.hashing import digest64
 from shared.huge_pages import HUGE_PAGE, collapse
 from shared.logs import Log
+from shared.trainer_fields import trainer_fields
 from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.network.worker_connection import WorkerConnection
@@ -59,7 +60,9 @@ class WorkerConnections:
         #: Ids of connections with queued messages.
         self._spoken_to: set[int] = set()
         self._garbage = self._fallbacks = 0
-        self._log = Log("trainer", stream=spec.stream)
+        core = settings.core
+        named = trainer_fields(core.name, None if spec.work else core.ranks.rank, core.incarnation)
+        self._log = Log("trainer", stream=spec.stream, **named)
 
     # --- making and ending ---
 
@@ -181,6 +184,8 @@ class WorkerConnections:
             job=self._spec.job,
             stream=self._spec.stream,
             incarnation=core.incarnation,
+            name=core.name,
+            rank=None if self._spec.work else core.ranks.rank,
             shared=self._memory.offer(order.lock_byte) if core.shared_memory else None,
             verify=core.verify,
             yields=core.verifies,

@@ -46,6 +46,7 @@ class LeaseAccount(FeedCursor):
     """The batches that one feed took in queue mode; `at` is the epoch that the next reader reads."""
 
     names_evaluations = True
+    shares_epochs = True
     #: Trainers take what they lease, so no two are at the same step.
     goes_in_step = False
 

@@ -43,6 +43,8 @@ class FeedCursor:
     is_taken_back = False
     #: Whether evaluations have names, under which other trainers take part in them.
     names_evaluations = False
+    #: Whether trainers share an epoch batch by batch, so that each has trained on a share of it.
+    shares_epochs = False
 
     def __init__(self, receiver: Receiver, accounts: Accounts, answer: Attached) -> None:
         self._receiver = receiver
@@ -86,7 +88,8 @@ class FeedCursor:
         """Log the account of an epoch that is over, as number `shown`, if any of it was read; then forget it."""
         account = self._accounts.close(epoch)
         if account is not None:
-            fields = account.log_fields(now_s=time.perf_counter(), batches=batches)
+            now_s = time.perf_counter()
+            fields = account.log_fields(now_s=now_s, batches=batches, is_shared=self.shares_epochs)
             self._receiver.log.info("epoch done", epoch=shown, **fields)
 
     def _refuse_other(self, state: Mapping[str, Any], names: Iterable[str], words: str) -> None:

@@ -33,7 +33,6 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
 
 from shared.errors import require
-from shared.logs import Log
 from shared.wire.batch_layout import ALIGNMENT
 from trainer_client.core.upcoming import Ranks
 from trainer_client.tf import ctrl_c
@@ -42,6 +41,7 @@ from trainer_client.tf.iterators import Openings, Witness, generate
 from trainer_client.tf.leased_elements import LeasedElements, refuse_graph, refuse_uncounted
 from trainer_client.tf.private_api import keep_with_graph, untune_devices, untuned
 from trainer_client.tf.staging import Staging
+from trainer_client.trainer_log import process_log
 
 if TYPE_CHECKING:
     import logging
@@ -127,7 +127,7 @@ def copies_batches() -> bool:
     tensor = next(iter(tf.data.Dataset.from_generator(lambda: iter([array]), output_signature=spec)))
     copied = bool(np.asarray(memoryview(tensor)).ctypes.data != array.ctypes.data)
     if copied:
-        Log("trainer").info("this TensorFlow copies batches once", version=tf.__version__)
+        process_log().info("this TensorFlow copies batches once", version=tf.__version__)
     return copied
 
 
@@ -264,7 +264,7 @@ class _Derived(Witness):
         """
         self._starts.append(batches.start)
         if self._starts == [batches.start] * _LOOKS and not self._session.spec.evaluation:
-            Log("trainer").warning(
+            process_log().warning(
                 "datasets derived from a feed's own are read again and again, and count nothing: to train on one, use "
                 "FeedCheckpoint or feed.trained(), or give the mapping to feed.dataset(map=...)",
                 times=_LOOKS,

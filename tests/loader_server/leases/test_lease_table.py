@@ -390,7 +390,7 @@ class TestReports:
         desk.say(1, wanted=1)
         desk.say(1, done=[lease])
         assert (desk.table.counts.unknown, desk.table.counts.done) == (1, 0)
-        assert desk.table.news == [TableNews("unknown", (lease.epoch, lease.number))]
+        assert desk.table.news == [TableNews("unknown", (lease.epoch, lease.number), 1)]
 
     def test_nobody_reports_what_another_has_now(self):
         desk = Desk()

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from shared.logs import Log
 from trainer_client.training.runs.printed_lines import spell_time
 from trainer_client.training.runs.summaries import Summaries
 from trainer_client.training.runs.until import NotedMeans
@@ -97,7 +96,7 @@ class Teller:
         self._noted = NotedMeans()
         self._is_quiet = is_quiet
         self._summaries = Summaries(summaries) if summaries is not None and not is_quiet else None
-        self._log = Log("trainer", stream=session.spec.stream)
+        self._log = session.log
         #: The figures at the last line.
         self._before = self._figures(0)
         #: Smoothed numbers of ready and of staged batches; empty before the first step. If both are near 0, the loaders
