@@ -1,7 +1,7 @@
 """Logs: a constant event name and fields, as JSON lines unless the output is a terminal.
 
 Rules: job, worker, and a trainer's name, rank and run are bound once, when they are known. Lines on batches are at
-debug, behind `is_debugged`. What lasts is two lines, as it begins and as it ends (`shared/spells.py`). Nothing is
+debug, behind `is_debugged`. What lasts is two lines, as it begins and as it ends (`shared/events/spells`). Nothing is
 configured at import. A library user's own logging set-up is left alone: only our commands call `start_logging`.
 """
 

@@ -16,6 +16,7 @@ from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Ranks
 from trainer_client.feed import Feed
 from trainer_client.network.receiver import ReceiverSettings
+from trainer_client.network.trainer_log import trainer_name
 from trainer_client.roles import ranks_in_world
 from trainer_client.session.call_checks import (
     refuse_fixed_places,
@@ -27,7 +28,6 @@ from trainer_client.session.call_checks import (
     whole,
 )
 from trainer_client.session.feed_session import ElasticMember, FeedSession, MetricsSettings
-from trainer_client.trainer_log import trainer_name
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from shared.cluster_role import FLAGS, Role, has_place, role_of
 from shared.errors import require
 from trainer_client.core.upcoming import Ranks
-from trainer_client.trainer_log import process_log
+from trainer_client.network.trainer_log import process_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shared.spells import Began, Spell
-from shared.trainer_fields import run_name
+from shared.events.spells import Spell, SpellBegan
+from shared.events.trainer_fields import run_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -215,7 +215,7 @@ class Comings:
             # Averages over the last ten seconds. If nobody reads, nobody waits.
             spell, waited = self._spells.setdefault(name, Spell()), (stream["waited_permille"] or 0) / 1000
             event = spell.judge(waited, now_s)
-            if isinstance(event, Began):
+            if isinstance(event, SpellBegan):
                 longest = max(stream["trainers"], key=lambda trainer: trainer["waited_permille"] or 0)
                 yield "trainers wait for data", {"stream": name, "waited": waited, **_named(longest)}
             elif event is not None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loader_server.wants.tickets import MOST_SLOTS, Tickets
+from shared.events.trainer_fields import trainer_fields
 from shared.memory import OpenedSlots
-from shared.trainer_fields import trainer_fields
 from shared.wire.sealing import KEY_BYTES, Sealer
 
 if TYPE_CHECKING:

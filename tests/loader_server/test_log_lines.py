@@ -10,8 +10,8 @@ import pytest
 from loader_server.coordinator.events import Received
 from loader_server.coordinator.report import Comings
 from loader_server.worker.reception import Reception, ReceptionParts
+from shared.events.trainer_fields import run_name
 from shared.logs import Log
-from shared.trainer_fields import run_name
 from shared.wire import messages as m
 from shared.wire.batch_layout import BucketShape
 from shared.wire.codec import encode

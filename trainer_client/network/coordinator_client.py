@@ -26,7 +26,7 @@ from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.refusing import error_of
-from trainer_client.trainer_log import process_log
+from trainer_client.network.trainer_log import process_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

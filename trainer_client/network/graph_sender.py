@@ -17,7 +17,7 @@ from shared.wire import messages as m
 from shared.wire.message_parts import PIECE_BYTES
 from shared.wire.refusing import error_of
 from trainer_client.network.coordinator_client import CoordinatorClient, lone_client
-from trainer_client.trainer_log import process_log
+from trainer_client.network.trainer_log import process_log
 
 if TYPE_CHECKING:
     from shared.keys import ClientKeys

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.spells import Began, Spell
+from shared.events.spells import Spell, SpellBegan
 from shared.wire import messages as m
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Heartbeat:
         (made_s, before_s), self._made = self._made, (now_s, waited_s)
         share = max(0.0, min(1.0, (waited_s - before_s) / max(now_s - made_s, 1e-3)))
         event = self._spell.note(share, now_s - made_s if made_s else 0.0, now_s)
-        if isinstance(event, Began):
+        if isinstance(event, SpellBegan):
             log.warning("waits for data", waited=round(event.share, 3))
         elif event is not None:
             log.info("waits for data no longer", seconds=round(event.seconds, 1), waited=round(event.share, 3))

@@ -22,8 +22,8 @@ from shared.sockets import Waker
 from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.network.coordinator_client import CoordinatorClient
+from trainer_client.network.trainer_log import process_log
 from trainer_client.network.worker_connections import WorkerConnections
-from trainer_client.trainer_log import process_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

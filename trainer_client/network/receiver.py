@@ -22,10 +22,10 @@ import zmq
 
 from shared.endpoints import check_coordinator
 from shared.errors import LostError, SettingsError, StokerError, WorldChangedError
+from shared.events.trainer_fields import trainer_fields
 from shared.logs import Log
 from shared.system.endpoint_file import FollowedEndpoint
 from shared.system.system_errors import refuse_small_limits_of_client
-from shared.trainer_fields import trainer_fields
 from shared.wire import messages as m
 from shared.wire.codec import refuse_unsendable
 from trainer_client.core import events as e

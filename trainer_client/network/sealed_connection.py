@@ -21,7 +21,7 @@ from shared.wire.message_parts import Seal
 from shared.wire.messages import Pushed
 from shared.wire.payload import decode_payload
 from shared.wire.sealing import Opener
-from trainer_client.trainer_log import process_log
+from trainer_client.network.trainer_log import process_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

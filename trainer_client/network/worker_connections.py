@@ -13,10 +13,10 @@ import numpy as np
 import zmq
 
 from shared.errors import LostError, StokerError
+from shared.events.trainer_fields import trainer_fields
 from shared.hashing import digest64
 from shared.huge_pages import HUGE_PAGE, collapse
 from shared.logs import Log
-from shared.trainer_fields import trainer_fields
 from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.network.worker_connection import WorkerConnection

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shared.errors import LostError, RefusedError, StokerError
+from shared.events.trainer_fields import trainer_fields
 from shared.logs import Log
 from shared.silence import Silence
-from shared.trainer_fields import trainer_fields
 from shared.wire import messages as m
 from shared.wire.refusing import error_of
 from trainer_client.core.upcoming import Ranks

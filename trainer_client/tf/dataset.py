@@ -35,13 +35,13 @@ from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFuncti
 from shared.errors import require
 from shared.wire.batch_layout import ALIGNMENT
 from trainer_client.core.upcoming import Ranks
+from trainer_client.network.trainer_log import process_log
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.element_structure import assembler, masked_batches, shapes_of
 from trainer_client.tf.iterators import Openings, Witness, generate
 from trainer_client.tf.leased_elements import LeasedElements, refuse_graph, refuse_uncounted
 from trainer_client.tf.private_api import keep_with_graph, untune_devices, untuned
 from trainer_client.tf.staging import Staging
-from trainer_client.trainer_log import process_log
 
 if TYPE_CHECKING:
     import logging

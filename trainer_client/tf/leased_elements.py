@@ -64,14 +64,14 @@ class LeasedElements:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _StagedElement:
     """Something that was made of so many elements."""
 
     result: Any
     elements: int
 
 
-def _counted(make: Callable[[Callable[[], Any]], Any], take: Callable[[], Any]) -> _Made:
+def _counted(make: Callable[[Callable[[], Any]], Any], take: Callable[[], Any]) -> _StagedElement:
     """Return what `make` makes of elements that `take` returns, with how many it took; pass on errors of both."""
     elements = 0
 
@@ -81,7 +81,7 @@ def _counted(make: Callable[[Callable[[], Any]], Any], take: Callable[[], Any]) 
         elements += 1
         return element
 
-    return _Made(make(take_and_count), elements)
+    return _StagedElement(make(take_and_count), elements)
 
 
 class _KerasExecution:

@@ -20,8 +20,8 @@ from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.network.outbox import Reader
 from trainer_client.network.receiver import Receiver, ReceiverSettings
+from trainer_client.network.trainer_log import trainer_name
 from trainer_client.session.batch_maker import BatchMaker
-from trainer_client.trainer_log import trainer_name
 from trainer_client.verifying.digests import EpochDigests
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from loader_server.coordinator.streams.stream_trainers import wait_for_count
 from loader_server.leases.evaluation_table import Evaluations, EvaluationTable, is_evaluation
 from loader_server.leases.lease_book import BookAdvanced, LeaseBook
 from loader_server.leases.lease_table import LeaseSettings, LeaseTable
+from shared.events.trainer_fields import run_name, trainer_fields
 from shared.silence import GONE_AFTER
-from shared.trainer_fields import run_name, trainer_fields
 from shared.wire import messages as m
 from shared.wire.message_parts import Cursor, DoneSet, EpochDone
 from shared.wire.topics.work_messages import MEASURE, plan_epoch

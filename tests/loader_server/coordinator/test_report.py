@@ -10,7 +10,7 @@ from loader_server.coordinator.report import Comings, limit_of, stream_report, t
 from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
 from loader_server.coordinator.workers import RegisteredWorker
 from loader_server.leases.lease_table import LeaseRules
-from shared.trainer_fields import run_name
+from shared.events.trainer_fields import run_name
 from shared.wire.message_parts import Cursor
 from tests.support.coordinator import View, address, attach, beat
 

@@ -18,9 +18,9 @@ from loader_server.machine.room import Room
 from loader_server.worker import service as module
 from loader_server.worker.service import Worker, WorkerSettings
 from shared.errors import MachineError, ReadError
+from shared.events.trainer_fields import run_name
 from shared.hashing import digest64
 from shared.silence import GONE_AFTER
-from shared.trainer_fields import run_name
 from shared.wire import messages as m
 from shared.wire.message_parts import Ticket
 from tests.support import transforms

@@ -28,7 +28,7 @@ import xxhash
 from shared.errors import DataError, WorldChangedError
 from shared.stores.own_files import draft_of, open_own, refuse_closed
 from shared.system.system_errors import system_error
-from trainer_client.trainer_log import process_log
+from trainer_client.network.trainer_log import process_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

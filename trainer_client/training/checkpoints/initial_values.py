@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import DataError, SettingsError
-from trainer_client.trainer_log import process_log
+from trainer_client.network.trainer_log import process_log
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:

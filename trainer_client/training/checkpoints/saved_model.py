@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import DataError
-from trainer_client.trainer_log import process_log
+from trainer_client.network.trainer_log import process_log
 from trainer_client.training.checkpoints.checkpoint_folder import TABLES, CheckpointFolder
 from trainer_client.training.checkpoints.initial_values import variable_names
 from trainer_client.training.checkpoints.saved_tables import SavedTables, record_of_tables

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from shared.errors import SettingsError
 from shared.wire.message_parts import MOST_STATE_BYTES
-from trainer_client.trainer_log import process_log
+from trainer_client.network.trainer_log import process_log
 from trainer_client.training.checkpoints.saved_model import assign_values
 from trainer_client.training.evaluating.evaluation_sums import OwnSums
 

@@ -21,8 +21,8 @@ from shared.errors import DataError, SettingsError
 from shared.hashing import digest64
 from shared.quick_import import quick_import
 from shared.stores.own_files import refuse_closed
+from trainer_client.network.trainer_log import process_log
 from trainer_client.tf.element_structure import ElementStructure
-from trainer_client.trainer_log import process_log
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 from trainer_client.training.evaluating.evaluate import models_own, no_checkpoint
 from trainer_client.training.predicting.prediction_files import check_format, write_rows

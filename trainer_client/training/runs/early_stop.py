@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 
 from shared.errors import SettingsError
-from trainer_client.trainer_log import process_log
+from trainer_client.network.trainer_log import process_log
 from trainer_client.training.runs.stop_rules import StopRule, stopping_rule
 
 if TYPE_CHECKING:

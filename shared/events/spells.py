@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Began", "Ended", "Spell"]
+__all__ = ["Spell", "SpellBegan", "SpellEnded"]
 
 #: The average over this time is judged, and nothing before so much time was seen.
 _LOOKS_BACK_S = 10.0
@@ -19,14 +19,14 @@ _ENDS_AT = 0.10
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class SpellBegan:
     """A spell begins; `share` is that of the last ten seconds."""
 
     share: float
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class SpellEnded:
     """A spell of so many seconds is over; `share` is that of the last ten seconds."""
 
     seconds: float
@@ -43,7 +43,7 @@ class Spell:
         #: When the present spell began; None while there is none.
         self._since_s: float | None = None
 
-    def note(self, share: float, over_s: float, now_s: float) -> Began | Ended | None:
+    def note(self, share: float, over_s: float, now_s: float) -> SpellBegan | SpellEnded | None:
         """Note that this share of the last `over_s` was waited; return what begins or ends with that, None if nothing.
 
         A time without length changes nothing.
@@ -55,12 +55,12 @@ class Spell:
         self._share += (share - self._share) * over_s / self._known_s
         return self.judge(self._share, now_s) if self._known_s >= _LOOKS_BACK_S else None
 
-    def judge(self, share: float, now_s: float) -> Began | Ended | None:
+    def judge(self, share: float, now_s: float) -> SpellBegan | SpellEnded | None:
         """Return what begins or ends if `share` is the average already; None if nothing does."""
         if self._since_s is None and share >= _BEGINS_AT:
             self._since_s = now_s
-            return Began(share)
+            return SpellBegan(share)
         if self._since_s is not None and share <= _ENDS_AT:
             since_s, self._since_s = self._since_s, None
-            return Ended(now_s - since_s, share)
+            return SpellEnded(now_s - since_s, share)
         return None

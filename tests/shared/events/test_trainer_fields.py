@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.trainer_fields import run_name, trainer_fields
+from shared.events.trainer_fields import run_name, trainer_fields
 
 
 def test_a_run_is_named_alike_in_all_logs() -> None:
