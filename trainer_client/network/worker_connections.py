@@ -19,6 +19,7 @@ from shared.huge_pages import HUGE_PAGE, collapse
 from shared.logs import Log
 from shared.wire import messages as m
 from trainer_client.core import events as e
+from trainer_client.network.want_lines import WantLines
 from trainer_client.network.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class WorkerConnections:
         self._garbage = self._fallbacks = 0
         core = settings.core
         named = trainer_fields(core.name, None if spec.work else core.ranks.rank, core.incarnation)
-        self._log = Log("trainer", stream=spec.stream, **named)
+        self._log = Log("trainer", job=spec.job, stream=spec.stream, **named)
+        self._lines = WantLines(self._log)
 
     # --- making and ending ---
 
@@ -145,9 +147,11 @@ class WorkerConnections:
                     yield e.ConnectionUp(connection_id) if up else e.ConnectionDown(connection_id)
             if connection.sealed.socket in ready:
                 for header, payload in connection.sealed.read(now_s):
+                    self._lines.note_heard(connection.endpoint, header)
                     yield e.WorkerSent(connection_id, header, payload)
             if connection.socket in ready:
                 for message, content in connection.read(now_s):
+                    self._lines.note_heard(connection.endpoint, message)
                     yield e.WorkerSent(connection_id, message, self._look_at(connection, message, content))
                 self._poll(connection_id)  # a Welcome may have opened the connection for sealed payloads
         if self._keys is not None:
@@ -197,7 +201,9 @@ class WorkerConnections:
 
     def send(self, order: i.ToWorker) -> Iterator[e.Event]:
         """Queue a message for the next `flush`; yield nothing. Raise ValueError if it exceeds the protocol's bounds."""
-        self._connections[order.connection_id].queue(order.message)
+        connection = self._connections[order.connection_id]
+        connection.queue(order.message)
+        self._lines.note_said(connection.endpoint, order.message)
         self._spoken_to.add(order.connection_id)
         yield from ()
 
