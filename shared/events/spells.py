@@ -1,6 +1,6 @@
 """Spells of waiting: when a share of time that wavers from look to look begins to be high, and when it is over.
 
-Rules: pure. The share is averaged over the last ten seconds, and it has to fall well below the mark at which a spell
+Rules: pure. The share is averaged over the last five seconds, and it has to fall well below the mark at which a spell
 began: so a spell is two lines in a log, whatever wavers in between.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 __all__ = ["Spell", "SpellBegan", "SpellEnded"]
 
 #: The average over this time is judged, and nothing before so much time was seen.
-_LOOKS_BACK_S = 10.0
+_LOOKS_BACK_S = 5.0
 
 #: A spell begins at this share of the time, and ends at that one.
 _BEGINS_AT = 0.25
@@ -20,14 +20,14 @@ _ENDS_AT = 0.10
 
 @dataclass(frozen=True, slots=True)
 class SpellBegan:
-    """A spell begins; `share` is that of the last ten seconds."""
+    """A spell begins; `share` is that of the last five seconds."""
 
     share: float
 
 
 @dataclass(frozen=True, slots=True)
 class SpellEnded:
-    """A spell of so many seconds is over; `share` is that of the last ten seconds."""
+    """A spell of so many seconds is over; `share` is that of the last five seconds."""
 
     seconds: float
     share: float

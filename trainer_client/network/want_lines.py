@@ -1,7 +1,7 @@
 """A trainer's debug lines about single wants: asked for, answered with a batch, refused, cancelled.
 
-Rules: while debug is off a message costs one question. A want is told by worker, epoch, number, attempt and slot, as in
-the lines of the worker; answers that say less have what they say.
+Rules: while debug is off a message costs one question. A line names worker, epoch, number, attempt and slot, as
+those of the worker do; of an answer that lacks some of these it has the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class WantLines:
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    def note_said(self, worker: str, message: m.Message) -> None:
+    def note_sent(self, worker: str, message: m.Message) -> None:
         """Write a line on a want that goes to the worker at this endpoint, at debug; none on any other message."""
         if self._log.is_debugged and isinstance(message, m.Want):
             about = {"epoch": message.epoch, "number": message.number, "attempt": message.attempt}

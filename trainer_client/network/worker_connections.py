@@ -203,7 +203,7 @@ class WorkerConnections:
         """Queue a message for the next `flush`; yield nothing. Raise ValueError if it exceeds the protocol's bounds."""
         connection = self._connections[order.connection_id]
         connection.queue(order.message)
-        self._lines.note_said(connection.endpoint, order.message)
+        self._lines.note_sent(connection.endpoint, order.message)
         self._spoken_to.add(order.connection_id)
         yield from ()
 

@@ -16,10 +16,10 @@ def told(shares: list[float], every_s: float = 1.0) -> list[tuple[float, SpellBe
     return found
 
 
-def test_nothing_is_judged_before_ten_seconds_were_seen() -> None:
-    assert told([1.0] * 9) == []
-    assert told([1.0] * 10) == [(10.0, SpellBegan(1.0))]
-    assert told([1.0] * 30) == [(10.0, SpellBegan(1.0))]
+def test_nothing_is_judged_before_five_seconds_were_seen() -> None:
+    assert told([1.0] * 4) == []
+    assert told([1.0] * 5) == [(5.0, SpellBegan(1.0))]
+    assert told([1.0] * 30) == [(5.0, SpellBegan(1.0))]
 
 
 def test_it_ends_once_it_has_fallen_well_below_where_it_began() -> None:

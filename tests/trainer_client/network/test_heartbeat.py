@@ -59,6 +59,6 @@ def test_waiting_that_begins_and_waiting_that_ends_are_a_line_each(every_s: floa
                 consumer.told(share * every_s, after_s=every_s)
     assert lines.events == ["waits for data", "waits for data no longer"]
     (began,), (ended,) = map(lines.fields, lines.events)
-    assert began == {"trainer": "here:1", "run": "7", "waited": pytest.approx(0.4, abs=0.2)}
+    assert began == {"trainer": "here:1", "run": "7", "waited": pytest.approx(0.5, abs=0.31)}
     about = {"trainer": "here:1", "run": "7", "waited": pytest.approx(0.1, abs=0.1)}
     assert ended == {**about, "seconds": pytest.approx(125, abs=15)}
