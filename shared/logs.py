@@ -1,6 +1,7 @@
 """Logs: a constant event name and fields, as JSON lines unless the output is a terminal.
 
-Rules: job, worker and rank are bound once, at the start of a process; per-batch lines only at debug; nothing is
+Rules: job, worker, and a trainer's name, rank and run are bound once, when they are known. Lines on batches are at
+debug, behind `is_debugged`. What lasts is two lines, as it begins and as it ends (`shared/events/spells`). Nothing is
 configured at import. A library user's own logging set-up is left alone: only our commands call `start_logging`.
 """
 
@@ -8,11 +9,27 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from datetime import datetime, timezone
 from typing import Any, TextIO
 
-__all__ = ["Log", "start_logging"]
+__all__ = ["Log", "logfmt", "start_logging"]
+
+#: A value with none of these characters stands in a line as it is. Others are quoted: blanks and controls, by which a
+#: line would be split or broken, the quotes and backslashes of quoting itself, and the sign between key and value.
+_BARE = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\u2028\u2029\"\\=]+")
+
+
+def logfmt(value: object) -> str:
+    """Return a field's value as it stands behind `key=`: plain if that is unambiguous, else quoted as JSON quotes it.
+
+    None, True and False are `null`, `true` and `false`, as in JSON lines.
+    """
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    text = str(value)
+    return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 class Log:
@@ -23,8 +40,17 @@ class Log:
         self._bound = bound
 
     def bind(self, **more: object) -> Log:
-        """Return a logger that writes these fields with each line as well; they replace bound ones of the same name."""
-        return Log(self._logger.name.removeprefix("stoker."), **{**self._bound, **more})
+        """Return a logger that writes these fields with each line as well; they replace bound ones of the same name.
+
+        A field of None is left out.
+        """
+        bound = {key: value for key, value in {**self._bound, **more}.items() if value is not None}
+        return Log(self._logger.name.removeprefix("stoker."), **bound)
+
+    @property
+    def is_debugged(self) -> bool:
+        """Whether debug lines are written: to be asked before fields of a line about each batch are put together."""
+        return self._logger.isEnabledFor(logging.DEBUG)
 
     def debug(self, event: str, **fields: object) -> None:
         """Log a detail that helps to find a defect, with these fields and those bound; nothing if the level is off."""
@@ -46,7 +72,7 @@ class Log:
         if self._logger.isEnabledFor(level):
             fields = {**self._bound, **fields}
             # The message repeats the fields, so that handlers which only write messages lose nothing.
-            words = " ".join(f"{key}={value}" for key, value in fields.items())
+            words = " ".join(f"{key}={logfmt(value)}" for key, value in fields.items())
             self._logger.log(level, "%s  %s", event, words, extra={"event": event, "fields": fields})
 
 

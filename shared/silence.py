@@ -21,12 +21,28 @@ class Silence:
 
     def __init__(self) -> None:
         self._since_s: float | None = None
+        #: When the last message came, and whether patience was lost since.
+        self._heard_s: float | None = None
+        self._is_long = False
         #: Back-off before the next reconnect, in heartbeat timeouts.
         self._borne = 1
 
-    def hear(self, now_s: float) -> None:
-        """Note that a message came, which resets the back-off."""
-        self._since_s, self._borne = now_s, 1
+    def hear(self, now_s: float) -> float | None:
+        """Note that a message came, which resets the back-off; return how long the silence was that cost patience.
+
+        Return None if it cost none.
+        """
+        silent_s = now_s - (self._heard_s or 0.0) if self._is_long and self._heard_s is not None else None
+        self._since_s, self._heard_s, self._borne, self._is_long = now_s, now_s, 1, False
+        return silent_s
+
+    def begins(self) -> bool:
+        """Return whether a silence after messages was just found to be long: true once, then false until it is over.
+
+        To be asked after patience was lost. A peer that was never heard is not silent, but not there yet.
+        """
+        is_new, self._is_long = not self._is_long and self._heard_s is not None, True
+        return is_new
 
     def excuse(self, since_s: float) -> None:
         """Count the silence from `since_s` on only, because nothing could be heard before; the back-off stays."""

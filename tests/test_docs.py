@@ -205,3 +205,21 @@ def test_the_first_change_that_contributing_tells_of_can_be_made(written: str, *
     exec(source.replace("in ordered)", f"in {written})") + example, module)
     with nullcontext() if passes else pytest.raises(AssertionError):
         module["test_only_the_most_frequent_reasons_are_named"]()
+
+
+def test_events_on_the_page_of_logs_are_logged() -> None:
+    text = (ROOT / "docs" / "logs.md").read_text("utf-8")
+    events = {
+        event
+        for row in re.findall(r"^\| (`[a-z][^|]* [^|]*`) \| [^|]*\| ", text, re.MULTILINE)
+        for event in re.findall(r"`([a-z]+ [^`]+)`", row)
+    }
+    code = "\n".join(
+        path.read_text("utf-8")
+        for room in ("shared", "loader_server", "trainer_client")
+        for path in (ROOT / room).rglob("*.py")
+    )
+    assert len(events) > 15
+    # "worker is there" is put together of the kind of member and what it did.
+    code += "\n".join(f'"{kind} is {what}"' for kind in ("worker", "trainer") for what in ("there", "gone"))
+    assert {event for event in events if f'"{event}"' not in code} == set()

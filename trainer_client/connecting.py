@@ -15,7 +15,8 @@ from trainer_client.core.attachment import attach_request
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Ranks
 from trainer_client.feed import Feed
-from trainer_client.network.receiver import ReceiverSettings, trainer_name
+from trainer_client.network.receiver import ReceiverSettings
+from trainer_client.network.trainer_log import trainer_name
 from trainer_client.roles import ranks_in_world
 from trainer_client.session.call_checks import (
     refuse_fixed_places,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from shared.cluster_role import FLAGS, Role, has_place, role_of
 from shared.errors import require
-from shared.logs import Log
 from trainer_client.core.upcoming import Ranks
+from trainer_client.network.trainer_log import process_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,5 +75,5 @@ def ranks_in_world(rank: int | None, replicas: int, world: int | None) -> Ranks:
         where="connect",
         remedy="Leave world out; or pass rank as well, and the environment is not asked.",
     )
-    Log("trainer").info("rank as the environment says", rank=ranks.rank, world=ranks.world, role=place.kind)
+    process_log().info("rank as the environment says", rank=ranks.rank, world=ranks.world, role=place.kind)
     return ranks

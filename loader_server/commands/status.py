@@ -178,6 +178,8 @@ def _named(names: Iterable[str], total: int) -> str:
 
 
 def _trainer(trainer: dict[str, Any]) -> str:
+    if trainer["rank"] is None:
+        return str(trainer["name"])
     last = trainer["rank"] + trainer["replicas"] - 1
     ranks = f"rank {trainer['rank']}" if last == trainer["rank"] else f"ranks {trainer['rank']}-{last}"
     return f"{ranks} of {trainer['world']} ({trainer['name']})"
@@ -191,7 +193,10 @@ def _leases(streams: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]
 
 
 def _lease_cells(table: dict[str, Any]) -> list[str]:
-    return [str(table[key]) for key in ("epoch", "open", "leased", "done", "failed", "expired", "returned", "dead")]
+    first, last = table["epochs"]
+    epochs = str(first) if first == last else f"{first} to {last}"
+    counts = ("open", "leased", "done", "failed", "expired", "returned", "dead")
+    return [epochs, *(str(table[key]) for key in counts)]
 
 
 def _world_cells(world: dict[str, Any]) -> list[str]:
@@ -212,7 +217,8 @@ def _result_rows(streams: dict[str, Any]) -> Iterator[list[str]]:
     for name, stream in streams.items():
         for title, results in _results_of(name, stream):
             values = ", ".join(f"{key} {_number(value)}" for key, value in results["values"].items())
-            yield [title, str(results["epoch"]), str(results["step"]), str(results["rows"]), values]
+            step = "-" if results["step"] is None else str(results["step"])
+            yield [title, str(results["epoch"]), step, str(results["rows"]), values]
 
 
 def _results_of(name: str, stream: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -13,6 +13,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loader_server.coordinator.lately import TRAINER_COUNTS, WORKER_COUNTS, lately_report
+from shared.events.spells import Spell, SpellBegan
+from shared.events.trainer_fields import run_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,8 +30,9 @@ MOST_CHARACTERS = 2**19
 #: Minimum time between two lines about the same worker or trainer.
 _PAUSE_S = 30.0
 
-#: Limit of lines for one report; the rest are summed up in one more line.
-_MOST_LINES = 20
+#: Limit of lines for one report; the rest are summed up in one more line. Each trainer of a large job has its line when
+#: it comes, because only that one says under which run the others name it.
+_MOST_LINES = 1000
 
 #: A worker or trainer: its kind, and the fields by which people know it.
 _Member: TypeAlias = tuple[tuple[str, Any], ...]
@@ -49,17 +52,23 @@ _OF_A_BEAT = (
     "remote_waited",
 )
 
+#: What a trainer in queue mode has none of: anybody may have any batch.
+_NO_PLACE = dict.fromkeys(("rank", "world", "number", "read_epoch", "read_number"))
+
 
 def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str, Any]:
     """Return the report of one stream and its trainers.
 
     `read_epoch` and `read_number` are the position of the slowest rank, None without trainers. `waited_permille` is the
     share of the rank that waited longest, None if no rank has read yet. `batches` is None if the group is 0 or the
-    epoch's batches are not counted yet. Trainers are in the order of their ranks.
+    epoch's batches are not counted yet. Trainers are in the order of their ranks. In queue mode nobody has a rank or a
+    position, so these are None there, and the step of results as well.
     """
     epoch, number = stream.trained
     trainers = sorted(stream.trainers.values(), key=lambda trainer: (trainer.attach.rank, trainer.attach.incarnation))
-    read = min((trainer.read for trainer in trainers), default=(None, None))
+    # In queue mode each trainer has read whatever was leased to it: no position says what the others lack.
+    in_queue = stream.view.leases is not None
+    read = (None, None) if in_queue else min((trainer.read for trainer in trainers), default=(None, None))
     waited = max((trainer.waited_permille for trainer in trainers if trainer.waited_permille is not None), default=None)
     return {
         "evaluation": stream.view.evaluation,
@@ -72,11 +81,16 @@ def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str,
         "plan_digest": stream.view.digest,
         "native_code": stream.view.native_code,
         "waited_permille": _whole(waited),
-        "results": stream.results.report(),
+        "results": _without_step(stream.results.report()) if in_queue else stream.results.report(),
         "evaluations": stream.results.report_of_evaluations(),
         "attached": len(trainers),
-        "trainers": [_trainer_report(trainer, now_s) for trainer in trainers],
+        "trainers": [_trainer_report(trainer, now_s) | (_NO_PLACE if in_queue else {}) for trainer in trainers],
     }
+
+
+def _without_step(results: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return these results with None for step 0, under which trainers of unequal speed report what is of no step."""
+    return None if results is None else results | {"step": results["step"] or None}
 
 
 def _trainer_report(trainer: AttachedTrainer, now_s: float) -> dict[str, Any]:
@@ -85,6 +99,7 @@ def _trainer_report(trainer: AttachedTrainer, now_s: float) -> dict[str, Any]:
         "replicas": trainer.attach.replicas,
         "world": trainer.attach.world,
         "name": trainer.attach.name,
+        "run": run_name(trainer.attach.incarnation),
         "epoch": trainer.trained[0],
         "number": trainer.trained[1],
         "read_epoch": trainer.read[0],
@@ -159,7 +174,7 @@ def _beginning(entries: list[dict[str, Any]], most: int) -> tuple[list[dict[str,
 
 
 class Comings:
-    """Members that were present in the last report, and when each was last logged."""
+    """Members that were present in the last report, when each was last logged, and which streams wait for data."""
 
     def __init__(self) -> None:
         #: The members in the last report.
@@ -168,20 +183,35 @@ class Comings:
         self._logged_s: dict[_Member, float] = {}
         #: Changes of a member that were not logged because its last line was too recent.
         self._unlogged: Counter[_Member] = Counter()
+        #: Of each stream, whether its trainers wait for data.
+        self._spells: dict[str, Spell] = {}
 
     def look(self, report: Mapping[str, Any], now_s: float) -> list[_Line]:
         """Return the log lines, as event and fields, for what has changed since the last report; empty if nothing has.
 
         A member that was logged less than 30 s ago gets no line now, but later a line with its number of changes. At
-        most 20 lines are returned, and a last line that counts the others.
+        most 1000 lines are returned, and a last line that counts the others.
         """
         present = set(_members(report))
         changed = sorted(present ^ self._present, key=str)
         self._present = present
         lines = [*self._take_due(now_s), *(line for member in changed for line in self._lines_of(member, now_s))]
-        if len(lines) <= _MOST_LINES:
-            return lines
-        return [*lines[:_MOST_LINES], ("more came or went", {"count": len(lines) - _MOST_LINES})]
+        if len(lines) > _MOST_LINES:
+            lines = [*lines[:_MOST_LINES], ("more came or went", {"count": len(lines) - _MOST_LINES})]
+        return [*lines, *self._about_waiting(report["streams"], now_s)]
+
+    def _about_waiting(self, streams: Mapping[str, Any], now_s: float) -> Iterator[_Line]:
+        """Yield a line for each stream in which waiting for data begins or ends; the first names who waits longest."""
+        for name, stream in streams.items():
+            # Averages over the last ten seconds. If nobody reads, nobody waits.
+            spell, waited = self._spells.setdefault(name, Spell()), (stream["waited_permille"] or 0) / 1000
+            event = spell.judge(waited, now_s)
+            if isinstance(event, SpellBegan):
+                longest = max(stream["trainers"], key=lambda trainer: trainer["waited_permille"] or 0)
+                yield "trainers wait for data", {"stream": name, "waited": waited, **_named(longest)}
+            elif event is not None:
+                over = {"waited": waited, "seconds": round(event.seconds, 1)}
+                yield "trainers wait for data no longer", {"stream": name, **over}
 
     def _lines_of(self, member: _Member, now_s: float) -> Iterator[_Line]:
         if member in self._logged_s:
@@ -214,4 +244,10 @@ def _members(report: Mapping[str, Any]) -> Iterator[_Member]:
         yield ("kind", "worker"), ("worker", worker["name"]), ("endpoint", worker["endpoint"])
     for name, stream in report["streams"].items():
         for trainer in stream["trainers"]:
-            yield ("kind", "trainer"), ("stream", name), ("rank", trainer["rank"]), ("trainer", trainer["name"])
+            yield ("kind", "trainer"), ("stream", name), *_named(trainer).items()
+
+
+def _named(trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a line about a trainer of a report."""
+    rank = {} if trainer["rank"] is None else {"rank": trainer["rank"]}
+    return {"trainer": trainer["name"], **rank, "run": trainer["run"]}

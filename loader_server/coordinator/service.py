@@ -218,11 +218,11 @@ class Coordinator:
                 poller.poll(self._pause_ms())
                 self._waker.clear()
                 now_s, instructions = time.monotonic(), list[Instruction]()
-                # The process stalled (a stopped machine, a slow disk), and heartbeats lie unread in its socket: nobody
-                # expires until everyone has had time to be heard again.
+                # We stalled: heartbeats lie unread in the socket, so nobody expires until all had time to be heard.
                 if now_s - turned_s > _STALL_TICKS * self._tick_s:
                     due_s = now_s + _STALL_TICKS * self._tick_s
-                    instructions += self._state.handle(Excused(), now_s)
+                    stall = Warn("this coordinator stood still", {"seconds": round(now_s - turned_s, 1)})
+                    instructions += [stall, *self._state.handle(Excused(), now_s)]
                 turned_s = self._turned_s = now_s
                 instructions += self._take_in(now_s) + self._take_in_graphs(now_s) + self._take_in_end(now_s)
                 if now_s >= due_s:

@@ -227,13 +227,13 @@ class LeaseTable:
 
     def _finish(self, incarnation: int, lease: Lease) -> bool:
         """Mark a number as done; return False if it is done, was not leased so often, or this leasing was another's."""
-        out = self._look_up(lease)
+        out = self._look_up(incarnation, lease)
         if out is None:
             return False
         # This very leasing was another trainer's. An earlier one (a lower `nth`) counts, although the number was leased
         # again since: its trainer was cut off, but its model has the batch.
         if lease.nth == out.nth and out.holder not in (0, incarnation):
-            self._note_unknown(lease)
+            self._note_unknown(incarnation, lease)
             return False
         # The number may have another holder by now, or none: it is done all the same, because a model has it.
         self._release((lease.epoch, lease.number), out)
@@ -244,14 +244,14 @@ class LeaseTable:
 
     def _held(self, incarnation: int, lease: Lease) -> OutNumber | None:
         """Return the number if this trainer has it by this very lease; otherwise count the report and return None."""
-        out = self._look_up(lease)
+        out = self._look_up(incarnation, lease)
         # A failure, or a return, of a trainer that lost the number would cost its present holder a try, or the lease.
         if out is not None and (lease.nth, incarnation) != (out.nth, out.holder):
             self.counts.late += 1
             return None
         return out
 
-    def _look_up(self, lease: Lease) -> OutNumber | None:
+    def _look_up(self, incarnation: int, lease: Lease) -> OutNumber | None:
         """Return a number that is out or given up and was leased at least `lease.nth` times; otherwise None.
 
         Other reports are counted as late or unknown.
@@ -265,12 +265,12 @@ class LeaseTable:
         if out is None and is_past:
             self.counts.late += 1
         else:
-            self._note_unknown(lease)
+            self._note_unknown(incarnation, lease)
         return None
 
-    def _note_unknown(self, lease: Lease) -> None:
+    def _note_unknown(self, incarnation: int, lease: Lease) -> None:
         self.counts.unknown += 1
-        self.news.append(TableNews("unknown", (lease.epoch, lease.number)))
+        self.news.append(TableNews("unknown", (lease.epoch, lease.number), incarnation))
 
     # --- leasing ---
 
@@ -368,7 +368,7 @@ class LeaseTable:
         self.counts.add_reason(reason)
         dead = out.failures + 1 >= self.settings.rules.tries
         self._keep_number(key, OutNumber(out.nth, 0, out.failures + 1, reason), dead=dead)
-        self.news.append(TableNews("dead" if dead else "failed", key, reason))
+        self.news.append(TableNews("dead" if dead else "failed", key, out.holder, reason))
         if dead:
             self._changed.add(key[0])
         self._is_news_for_hungry = True
@@ -453,12 +453,12 @@ class LeaseTable:
     def done_set(self) -> DoneSet:
         """Return what is settled, for a checkpoint: how far each epoch under way is, and what is missing below that.
 
-        If all epochs are settled it has the next one, of which nothing is done.
+        These are all from the first unsettled epoch on; if all are settled, it is the next one, with nothing done.
         """
-        done = tuple(
-            EpochDone(at, epoch.fresh, epoch.missing()) for at, epoch in self.epochs.items() if not epoch.is_settled
-        )
-        return DoneSet(done or (EpochDone(self.unsettled(), 0, ()),))
+        # Settled ones too: behind the last epoch of a checkpoint the next one is opened, so it would be done again.
+        first = self.unsettled()
+        done = tuple(EpochDone(at, epoch.fresh, epoch.missing()) for at, epoch in self.epochs.items() if at >= first)
+        return DoneSet(done or (EpochDone(first, 0, ()),))
 
     def rewind(self, done: DoneSet, batches: dict[int, int], incarnation: int, serial: int) -> None:
         """Begin another generation in which exactly `done` is settled; `batches` are the sizes of its epochs.

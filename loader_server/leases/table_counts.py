@@ -47,8 +47,9 @@ class TableCounts:
 
 @dataclass(frozen=True, slots=True)
 class TableNews:
-    """An event of a batch for the log: "failed", "dead" or "unknown", and the reason."""
+    """An event of a batch for the log: "failed", "dead" or "unknown", whose trainer by incarnation, and the reason."""
 
     event: str
     key: Key
+    trainer: int
     reason: str = ""

@@ -33,7 +33,7 @@ from loader_server.machine.served_job import (
     make_job,
     refuse_conflicts,
 )
-from loader_server.machine.worker_shares import Shares, divide
+from loader_server.machine.worker_shares import Shares, divide, moves_between
 from loader_server.sharing.shelf import make_shelf
 from shared.commands import LONGEST_WAIT_S
 from shared.errors import MachineError, RefusedError, StokerError
@@ -296,7 +296,8 @@ class Supervisor:
         return {job.name: counts[job.name] for job in self.jobs.values() if job.is_running}
 
     def _assign(self, targets: Mapping[str, int]) -> None:
-        """Assign each job this many places, preferring those where its own workers still run."""
+        """Assign each job this many places, preferring those where its own workers still run; log what moves."""
+        before = self._held()
         for name, count in targets.items():
             for place in [place for place in self.places if place.job is self.jobs[name]][count:]:
                 place.job = None
@@ -304,11 +305,13 @@ class Supervisor:
         for name, count in targets.items():
             for _ in range(count - held[name]):
                 self._free_place(self.jobs[name]).job = self.jobs[name]
+        if any(before.values()) and (moves := moves_between(before, targets)):
+            self.log.info("workers move between jobs", moves=moves)
 
     def _free_place(self, job: ServedJob) -> WorkerPlace:
         """Return a place without a job, preferably where this job's worker still runs; make one if none is free."""
-        free = sorted((place for place in self.places if place.job is None), key=lambda place: place.serves is not job)
-        return free[0] if free else self._new_place()
+        free = (place for place in self.places if place.job is None)
+        return min(free, key=lambda place: place.serves is not job, default=None) or self._new_place()
 
     def _new_place(self) -> WorkerPlace:
         taken = {place.number for place in self.places}
@@ -344,8 +347,7 @@ class Supervisor:
         try:
             child.start(self._keeper.nursery, within_s)
         except NurseryEndedError:
-            # It died after this turn had looked at it: no fault of the job, and the next turn replaces it.
-            child.start_when_possible(time.monotonic())
+            child.start_when_possible(time.monotonic())  # no fault of the job: the next turn replaces the nursery
         except MachineError as error:
             if job.stage is not Stage.SERVED:
                 self._give_up(job, StartError(**error.words()))
@@ -436,8 +438,7 @@ class Supervisor:
         error = " ".join(child.error.values())
         warn = self.log.debug if error and error == child.logged else self.log.warning
         child.logged = error
-        cause, restarts = cause_of(code), child.restarts
-        warn("died and is started again", child=child.name, cause=cause, restarts=restarts, job=job.name)
+        warn("died and is started again", child=child.name, cause=cause_of(code), restarts=child.restarts, job=job.name)
 
     def _wait_for_events(self) -> None:
         poller = select.poll()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PERIOD_S", "Shares", "divide"]
+__all__ = ["PERIOD_S", "Shares", "divide", "moves_between"]
 
 #: Period between divisions, which covers some heartbeats of each worker.
 PERIOD_S = 5.0
@@ -40,6 +40,13 @@ def _urgency(share: int, held: int, need: int) -> tuple[bool, int, bool]:
     """
     is_needy = share < need
     return not is_needy, share if is_needy else 0, share >= held
+
+
+def moves_between(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    """Return who gives workers up and who gets them, as "digits 3 to 2, words 1 to 2"; empty if nobody does."""
+    jobs = sorted({*before, *after})
+    pairs = ((job, before.get(job, 0), after.get(job, 0)) for job in jobs)
+    return ", ".join(f"{job} {had} to {has}" for job, had, has in pairs if had != has)
 
 
 class Shares:

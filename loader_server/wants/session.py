@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loader_server.wants.tickets import MOST_SLOTS, Tickets
+from shared.events.trainer_fields import trainer_fields
 from shared.memory import OpenedSlots
 from shared.wire.sealing import KEY_BYTES, Sealer
 
@@ -58,6 +59,8 @@ class Session:
         #: that has never been away: its tickets are as they were.
         self.gone = False
         self.stream = hello.stream
+        #: What a log line about this trainer names it by.
+        self.fields = {"stream": hello.stream, **trainer_fields(hello.name, hello.rank, hello.incarnation)}
         self.verify = hello.verify
         self._take_key(hello)
         self._attach(hello)

@@ -61,10 +61,17 @@ class Membership:
         self._unlisted: dict[int, m.Culprit] = {}
         self._silence = Silence()
 
-    def hear(self, now_s: float) -> None:
-        """Note that the coordinator sent something now, which resets the back-off."""
+    def hear(self, now_s: float) -> float | None:
+        """Note that the coordinator sent something now, which resets the back-off; return a long silence that is over.
+
+        It is in seconds; None if there was none.
+        """
         self.heard_s = now_s
-        self._silence.hear(now_s)
+        return self._silence.hear(now_s)
+
+    def falls_silent(self) -> bool:
+        """Return whether the silence that has just cost patience is news: true once for each silence."""
+        return self._silence.begins()
 
     def take_in(self, message: Message, now_s: float) -> None:
         """Handle a message that concerns our membership; ignore others.

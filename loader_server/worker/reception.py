@@ -21,6 +21,7 @@ from loader_server.wants.session import MOST_SESSIONS, Session
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Verdict
 from loader_server.worker.epoch_counts import EpochCounts, EpochQuestion
+from loader_server.worker.want_log import WantLog
 from shared.errors import MachineError, ProtocolError, StokerError
 from shared.fairness.budget import Patience
 from shared.wire import messages as m
@@ -91,6 +92,7 @@ class Reception:
         self._parts = parts
         self._sender = parts.sender
         self._thread = parts.thread
+        self._log = WantLog(parts.log)
         self.counts = WorkerCounts()
         #: Whether this process is out of descriptors or memory, or has lost its nursery.
         self.exhausted = False
@@ -220,8 +222,9 @@ class Reception:
         session = self._sessions.welcome(identity, hello)
         self._parts.guard.expect(session.sealed_identity)
         shared = session.shared is not None
+        # The coordinator has a line about each trainer; with one of each worker there would be a line for each pair.
         event = "trainer came" if known is None else "trainer is back"
-        self._parts.log.info(event, stream=hello.stream, shared_memory=shared, reason=session.why_not_shared)
+        self._parts.log.debug(event, **session.fields, shared_memory=shared, reason=session.why_not_shared)
         self._sender.say(
             identity,
             m.Welcome(
@@ -280,6 +283,7 @@ class Reception:
             # Refused generations count as well: a ticket is accepted only if its generation is above the slot's last
             # one.
             session.tickets.refuse(ticket)
+            self._log.note_refused(session, want, objection)
             return self._refuse(identity, objection)
         build = Build(
             session.incarnation,
@@ -289,6 +293,7 @@ class Reception:
             sealer=session.sealer,
         )
         self.wants.put(session, build)
+        self._log.note_accepted(session, want)
         return True
 
     def _objection_to_want(self, want: m.Want, session: Session, verdict: Verdict) -> m.Unbuilt | None:
@@ -402,7 +407,9 @@ class Reception:
         if outcome.built is not None and not build.cancelled:
             self._push(outcome, session)
         elif outcome.error is not None:
-            self._sender.answer(session.address, self._report(build, outcome.error))
+            refusal = self._report(build, session, outcome.error)
+            self._log.note_refused(session, build.want, refusal)
+            self._sender.answer(session.address, refusal)
         else:
             self._sender.answer(session.address, m.Cancelled(ticket=build.want.ticket))
         self._sessions.tidy(session)
@@ -431,30 +438,32 @@ class Reception:
         )
         self.counts.built += 1
         self.counts.masked += built.masked
+        self._log.note_pushed(session, want, header)
         if want.in_slot:
             self._sender.answer(session.address, header)
         else:
             self._sender.push(outcome, header, session, self._parts.log)
 
-    def _report(self, build: Build, error: BaseException) -> m.Unbuilt:
+    def _report(self, build: Build, session: Session, error: BaseException) -> m.Unbuilt:
+        """Return the answer to a want whose building raised this error, and log what people have to look at."""
         self.counts.refused += 1
         match error:
             case _ if isinstance(error.__cause__, NurseryEndedError):
                 self._end_exhausted(error)
             case ExhaustedError():
-                self._take_exhaustion(build, error)
+                self._take_exhaustion(build, session, error)
             case MachineError():
-                self._parts.log.warning("samples cannot be tried", number=build.want.number, error=str(error))
+                self._log.note_no_trial(session, build.want, error)
             case _ if not isinstance(error, StokerError):
-                self._parts.log.error("defect while building", number=build.want.number, error=repr(error))
+                self._log.note_defect(session, build.want, error)
         return unbuilt_after(build.want, error)
 
-    def _take_exhaustion(self, build: Build, error: ExhaustedError) -> None:
+    def _take_exhaustion(self, build: Build, session: Session, error: ExhaustedError) -> None:
         """Decide whether a sample or this process is to blame for running out; if this process, end."""
         # At a first attempt with enough room left it may be the sample's own fault, which trials will show. If the
         # samples have passed trials, or too little is left, a fresh process has to take the place of this one.
         if build.want.attempt == 0 and self._parts.has_room():
-            self._parts.log.warning("memory or descriptors ran out over one batch", error=str(error))
+            self._log.note_exhausted(session, build.want, error)
         else:
             self._end_exhausted(error)
 

@@ -106,7 +106,9 @@ class Registration:
         """
         culprits: list[m.Culprits] = []
         for frames in read_waiting(self.socket) if spoken_to else ():
-            self.membership.hear(now_s)
+            silent_s = self.membership.hear(now_s)
+            if silent_s is not None:
+                self._log.info("the coordinator answers again", coordinator=self._connected, seconds=round(silent_s, 1))
             with contextlib.suppress(ProtocolError):
                 culprits += self._take_in(decode(frames[0].buffer), now_s)
         # Only before its first answer: one that served once is waited for without end, as trainers go on without it.
@@ -118,6 +120,8 @@ class Registration:
                 remedy="Start it with `loader-server coordinator job.toml`, or correct --coordinator.",
             )
         if self.membership.lose_patience(now_s):
+            if self.membership.falls_silent():
+                self._log.warning("the coordinator is silent", coordinator=self._connected)
             self._renew()
         if self.membership.is_due(now_s):
             self._follow(now_s)

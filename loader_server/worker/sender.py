@@ -222,7 +222,7 @@ class Sender:
         self._flush_to(session.address)  # so that answers keep their order
         head = [session.address, encode(header)]
         if not self._send_behind(self.router, head, outcome.sent, session.incarnation, buffer):
-            log.debug("trainer is gone", number=header.number)
+            log.debug("trainer is gone", **session.fields, epoch=header.epoch, number=header.number)
 
     def _push_sealed(self, outcome: Outcome, header: Pushed, session: Session) -> bool:
         sealer = outcome.build.sealer

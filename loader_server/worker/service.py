@@ -103,8 +103,8 @@ class Worker:
         self.incarnation = secrets.randbits(63)
         #: The last heartbeat, with how much there is to do.
         self.load: m.Beat | None = None
-        self.log = Log("worker", worker=settings.name)
         self._job = JobFile(settings.job_path)
+        self.log = Log("worker", job=self._job.settings.name, worker=settings.name)
         self._streams = {name: Stream(self._job, name) for name in self._job.recipes if self._job.is_there(name)}
         #: Counts of its remote files.
         self.remote_counts = self._job.cache.counts

@@ -49,22 +49,34 @@ _HEALTH = Row(
             about="Share of time that each trainer waits, as the training loop reports it (FeedCheckpoint does); "
             "otherwise as the reader of the feed sees it, which under tf.data is an upper bound. Above 5 %: go on "
             "with the next row.",
-            queries=(Query('stoker:wait:ratio{job="$job"}', "{{stream}}, rank {{rank}}"),),
+            queries=(Query('stoker:wait:ratio{job="$job"}', "{{trainer}}, rank {{rank}}"),),
         ),
         Panel(
             title="How far is training?",
             unit="percentunit",
             most=1,
-            about="Share of the epoch that the slowest rank has trained on.",
+            about="Share of the epoch that the slowest rank has trained on. In queue mode: of the first epoch that is "
+            "not done, the share that all trainers together have done.",
             queries=(Query('stoker:epoch:ratio{job="$job"}', "{{stream}}"),),
         ),
         Panel(
             title="Which epoch is it in, and does it move?",
             unit="none",
-            about="Epochs count from 0. Moves: how often the cursor moved in ten minutes; 0 raises an alert.",
+            about="Epochs count from 0. Moves: in how many scrapes of the last ten minutes the cursor had moved, or "
+            "batches of a queue were done; 0 raises an alert.",
             queries=(
                 Query('stoker_trained_epoch{job="$job"}', "epoch of {{stream}}"),
                 Query('stoker:progress:changes10m{job="$job"}', "moves of {{stream}}"),
+            ),
+        ),
+        Panel(
+            title="In queue mode, what became of the batches?",
+            unit="none",
+            stacked=True,
+            about="Batches of the epochs under way: open (nobody has them), running (trainers have them), done, and "
+            "given up, of all epochs. Open for long while nothing runs: no trainer asks for more.",
+            queries=(
+                Query('sum by (stream, work, state) (stoker_leases{job="$job"})', "{{stream}}, {{work}}: {{state}}"),
             ),
         ),
         Panel(
@@ -94,10 +106,11 @@ _HEALTH = Row(
             ),
         ),
         Panel(
-            title="How fast do the ranks train?",
+            title="How fast does each trainer train?",
             unit="suffix:/s",
-            about="Rounds per second. In lockstep all ranks are as fast as the slowest.",
-            queries=(Query('rate(stoker_trained_rounds_total{job="$job"}[1m])', "{{stream}}, rank {{rank}}"),),
+            about="Rounds per second. In lockstep all ranks are as fast as the slowest. In queue mode a round is a "
+            "batch, nobody waits for others, and the job is as fast as all together.",
+            queries=(Query('rate(stoker_trained_rounds_total{job="$job"}[1m])', "{{trainer}}, rank {{rank}}"),),
         ),
     ),
 )
@@ -177,7 +190,7 @@ _WAITING = Row(
             unit="none",
             about="Batches that each trainer's framework or device has, and that are not trained on yet. None, while "
             "batches are offered and steps wait: handing over is slow.",
-            queries=(Query('stoker_staged_batches{job="$job"}', "{{stream}}, rank {{rank}}"),),
+            queries=(Query('stoker_staged_batches{job="$job"}', "{{trainer}}, rank {{rank}}"),),
         ),
     ),
 )

@@ -312,6 +312,8 @@ class Hello(Message):
     job: str = wire(NAME)
     stream: str = wire(NAME)
     incarnation: int = wire(ID)
+    name: str = wire(NAME, "")
+    rank: int | None = wire(Maybe(RANK), None)
     shared: SharedSlots | None = wire(Maybe(record(SharedSlots)))
     verify: bool = wire(FLAG)
     yields: bool = wire(FLAG, default=False)

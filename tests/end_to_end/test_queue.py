@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import time
@@ -92,6 +93,89 @@ def test_feeds_share_epochs_each_batch_comes_once_and_the_end_is_told(fresh):
     assert batches == {(epoch, number): 1 for epoch in range(2) for number in range(count)}
     after = table(fresh)
     assert (after["epoch"], after["open"], after["leased"], after["done"], after["dead"]) == (2, 0, 0, count, 0)
+
+
+def printed(report):
+    """What `loader-server status` prints, with single spaces and without frames."""
+    console = Console(width=250, record=True, file=io.StringIO())
+    console.print(status.tables(report))
+    return " ".join(console.export_text().replace("│", " ").split())
+
+
+class Watch:
+    """Whoever asks how far a job of two trainers is, and knows it."""
+
+    def __init__(self, loaders, targets, feeds):
+        self.loaders, self.targets, self.feeds = loaders, targets, feeds
+        self.batches = self.stream()["batches"]
+        #: How many batches of each epoch are done.
+        self.done = Counter()
+
+    def stream(self):
+        return status.ask(self.loaders.endpoint)["streams"]["train"]
+
+    def place(self):
+        """The first epoch that is not done, and how many batches of it are."""
+        at = next(epoch for epoch in range(len(self.done) + 2) if self.done[epoch] < self.batches)
+        return at, self.done[at]
+
+    def metered(self):
+        (address,) = [one["address"] for one in read_targets(self.targets).values() if one["role"] == "coordinator"]
+        found = fetch_metrics(address)
+        return tuple(int(total(found, f"stoker_trained_{name}")) for name in ("epoch", "batch_number"))
+
+    def look(self):
+        at, number = self.place()
+        wait_until(
+            lambda: (self.stream()["epoch"], self.stream()["number"]) == (at, number), f"{at}, {number} is shown"
+        )
+        report = status.ask(self.loaders.endpoint)
+        train = report["streams"]["train"]
+        queue = train["queue"]["train"]
+        first, last = queue["epochs"]
+        counts = [queue[state] for state in ("open", "leased", "done")]
+        assert sum(counts) == (last + 1 - first) * self.batches
+        assert queue["done"] == sum(self.done[epoch] for epoch in range(first, last + 1))
+        assert {trainer["rank"] for trainer in train["trainers"]} <= {None}
+        text = printed(report)
+        assert f"train {at} {number} - {self.batches} {number / self.batches:.1%} 1 " in text
+        assert f"train train {first}{f' to {last}' if last > first else ''} {' '.join(map(str, counts))} 0 0 " in text
+        assert "rank 0" not in text
+        wait_until(lambda: self.metered() == (at, number), "metrics say the same")
+        epochs = pytest.approx(sum(self.done.values()) / self.batches)
+        for feed in self.feeds:
+            wait_until(lambda feed=feed: feed._session.cursor.epochs_done()[0] == epochs, "and so does a progress line")
+
+
+def test_all_that_is_said_of_a_queue_of_two_trainers_and_four_epochs_is_true(tmp_path):
+    job, targets = write_queue(tmp_path), tmp_path / ".stoker/tones/targets"
+    metered = {"metrics_port": 0, "metrics_targets": targets}
+    with (
+        running(job, workers=1) as loaders,
+        trainer_client.connect(loaders.endpoint, epochs=4, **metered) as quick,
+        trainer_client.connect(loaders.endpoint, epochs=4) as slow,
+    ):
+        assert [one["rank"] for one in read_targets(targets).values() if one["role"] == "trainer"] == ["none"]
+        watch = Watch(loaders, targets, [quick, slow])
+        # The slow trainer has a batch of the first epoch in hand, while the other goes on to the second.
+        held, looked = next(iter(slow)), 0
+        while quick.epoch < 4:
+            for batch in quick:
+                batch.done()
+                watch.done[batch.epoch] += 1
+                if slow in watch.feeds and batch.epoch == 1 and watch.done[1] > 3:
+                    watch.look()
+                    assert watch.place()[0] == 0
+                    held.done()
+                    watch.done[0] += 1
+                    watch.feeds.remove(slow)
+                    slow.close()
+                if sum(watch.done.values()) % 9 == 0:
+                    watch.look()
+                    looked += 1
+        watch.look()
+        assert {epoch: count for epoch, count in watch.done.items() if count} == dict.fromkeys(range(4), watch.batches)
+        assert looked > 3
 
 
 def test_status_and_metrics_say_how_far_a_queue_is(tmp_path):

@@ -80,6 +80,22 @@ def test_a_loop_over_the_dataset_says_what_is_done_by_asking_for_the_next(fresh)
         assert feed.state()["epochs"] == [[1, 0, []]]
 
 
+@pytest.mark.parametrize("each", [1, 2])
+def test_what_a_thread_has_staged_is_not_done_before_the_next_is_asked_for(fresh, each):
+    with trainer_client.connect(fresh.endpoint, epochs=1) as feed:
+        batches, steps = train(fresh)["batches"], 0
+        for made in feed.dataset(**FORM).staged(lambda take: [take() for _ in range(each)]):
+            done = sum(fresh_ - len(missing) for _, fresh_, missing in feed.state()["epochs"])
+            assert (len(made), done) == (each, each * steps)
+            steps += 1
+            if steps == 2:
+                break
+        assert next(iter(feed)).number == each * (steps - 1), "what was yielded last, and what was staged, comes again"
+        feed.restore(feed.state() | {"epochs": [[0, 0, []]]})
+        assert sum(1 for _ in feed.dataset(**FORM).staged(lambda take: take())) == batches
+        assert feed.epoch == 1
+
+
 def test_a_loop_that_counts_its_steps_itself_is_believed(fresh):
     with trainer_client.connect(fresh.endpoint, epochs=1) as feed:
         for step, _ in enumerate(feed.dataset(**AHEAD), 1):

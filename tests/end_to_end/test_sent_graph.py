@@ -12,6 +12,7 @@ import pytest
 import trainer_client
 from shared.keys import make_keys
 from tests.support.fleet import Fleet, fleet
+from tests.support.log_lines import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,11 +73,12 @@ def test_a_worker_elsewhere_fetches_the_graph_and_makes_the_same_elements(machin
     keys = copied(one.job.parent / "keys", there / "trainer", "trainer.key_secret", "coordinator.key", "worker.key")
     data: Any = tf.data.Dataset.range(50).map(lambda n: (n, tf.strings.as_string(n * n))).batch(8)
     here = [(n.numpy().tolist(), word.numpy().tolist()) for n, word in data]
-    sent = trainer_client.distribute(data, one.endpoint, stream="sent", keys=str(keys), shared_memory=False)
-    try:
-        assert [(n.numpy().tolist(), word.numpy().tolist()) for n, word in sent] == here
-    finally:
-        sent.feed.close()
+    with Lines() as lines:
+        sent = trainer_client.distribute(data, one.endpoint, stream="sent", keys=str(keys), shared_memory=False)
+        try:
+            assert [(n.numpy().tolist(), word.numpy().tolist()) for n, word in sent] == here
+        finally:
+            sent.feed.close()
     kept = {path.relative_to(there) for path in (there / ".stoker").rglob("*") if path.is_file()}
     assert any(path.parent.name.startswith("index-sent") or "index-sent" in str(path) for path in kept)
-    assert '"shared_memory": false' in one.text()
+    assert {line["by"] for line in lines.fields("worker serves us")} == {"TCP"}

@@ -46,7 +46,9 @@ def test_a_killed_workers_successor_attaches_though_a_child_lives_on(
 ) -> None:
     """Forked by C code, no hook of Python's runs in the child: it keeps the port, and the successor takes another."""
     monkeypatch.setenv("STOKER_TEST_FORK", by)
-    with running(write_job(tmp_path, samples=300, transforms=_TRANSFORMS), workers=1) as loaders:
+    with running(
+        write_job(tmp_path, samples=300, transforms=_TRANSFORMS), workers=1, arguments=("--log-level", "debug")
+    ) as loaders:
         got = []
         victim = loaders.workers()[0]
         with trainer_client.connect(loaders.endpoint) as feed:

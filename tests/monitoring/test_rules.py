@@ -42,6 +42,9 @@ def test_rules_pass_their_own_tests() -> None:
         ("alerts.yml", "for: 2m", "for: 0m"),
         ("rules.yml", "rate(stoker_step_wait_seconds_total[1m]) or ", ""),
         ("rules.yml", " + changes(stoker_trained_epoch[10m])", ""),
+        ("rules.yml", 'work="train", state=~"done|given_up"', 'state="done"'),
+        ("rules.yml", 'state=~"done|given_up"', 'state="running"'),
+        ("rules.yml", "or sum by (job, stream) (0 * stoker_trained_epoch)", ""),
     ],
 )
 def test_these_tests_would_notice(tmp_path: Path, file: str, old: str, new: str) -> None:

@@ -32,3 +32,25 @@ def test_what_is_excused_counts_anew_and_for_as_long():
     assert silence.lose_patience(102.1, 2.0)
     silence.excuse(110.0)
     assert silence.due_s(2.0) == 114.0
+
+
+def test_a_long_silence_begins_once_and_ends_with_its_length():
+    silence = Silence()
+    assert silence.hear(100.0) is None
+    assert silence.hear(101.0) is None
+    assert silence.lose_patience(103.1, 2.0)
+    assert silence.begins()
+    assert silence.lose_patience(107.2, 2.0)
+    assert not silence.begins()
+    assert silence.hear(111.0) == 10.0
+    assert silence.hear(112.0) is None
+    assert silence.lose_patience(115.0, 2.0)
+    assert silence.begins()
+
+
+def test_who_was_never_heard_does_not_fall_silent():
+    silence = Silence()
+    silence.lose_patience(100.0, 2.0)
+    assert silence.lose_patience(102.1, 2.0)
+    assert not silence.begins()
+    assert silence.hear(200.0) is None

@@ -16,6 +16,7 @@ import numpy as np
 from typing_extensions import Self
 
 from shared.errors import ClosedError, LostError, SettingsError, WorldChangedError
+from shared.logs import Log
 from shared.wire.batch_layout import ALIGNMENT, BucketShape, Field, fields_of_batch, layout_of
 from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.feed import Feed
@@ -130,6 +131,10 @@ class FakeCursor(FeedCursor):
     def epoch_rounds(self) -> tuple[int, int] | None:
         return self.session.batches(self.at.epoch) // self.session.replicas, self.rounds_left()
 
+    def epochs_done(self) -> tuple[float, int | None]:
+        rounds = self.session.batches(self.at.epoch) // self.session.replicas
+        return self.at.epoch + 1 - self.rounds_left() / max(rounds, 1), rounds
+
     def rounds_left(self) -> int:
         return (self.session.batches(self.at.epoch) - self.at.number) // self.session.replicas
 
@@ -177,6 +182,10 @@ class LeasedCursor(FakeCursor):
 
     def epoch_rounds(self) -> None:
         """Others take some of them."""
+
+    def epochs_done(self) -> tuple[float, int | None]:
+        batches = self.session.batches(self.at.epoch)
+        return self.at.epoch + self.done / batches, batches
 
     def begin_reading(self) -> Position:
         return Position(self.at.epoch, self.done, 1)
@@ -234,6 +243,7 @@ class FakeSession:
         self._let_go: Callable[[], None] | None = None
         self._on_close: Callable[[FakeSession], None] | None = None
         self.saved = ""
+        self.log = Log("trainer", stream=self.stream)
         self.free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         size = max(layout_of(self.fields, shape).nbytes for shape in self.shapes)
         for _ in range(self.slots):

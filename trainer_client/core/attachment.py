@@ -125,12 +125,16 @@ class Attachment:
         """
         if (self.attached or self._open) and self._silence.lose_patience(now_s, self._timeout_s):
             self._again_s, self._pause_s = now_s, _FIRST_PAUSE_S
+            if self._silence.begins():
+                self._out.append(i.WriteLog("warning", "the coordinator is silent"))
             self._out.append(i.RenewCoordinator())
 
     def hear(self, now_s: float) -> None:
-        """Note that the coordinator sent something now, which resets the back-off."""
+        """Note that the coordinator sent something now, which resets the back-off and ends a silence in the log."""
         self.heard_s = now_s
-        self._silence.hear(now_s)
+        silent_s = self._silence.hear(now_s)
+        if silent_s is not None:
+            self._out.append(i.WriteLog("info", "the coordinator answers again", {"seconds": round(silent_s, 1)}))
 
     def wait(self, wait: m.Wait, now_s: float) -> None:
         """Put the open request off for as long as the coordinator asks, because it is not ready yet.

@@ -19,7 +19,6 @@ import zmq
 
 from shared.endpoints import check_coordinator
 from shared.errors import LostError, ProtocolError
-from shared.logs import Log
 from shared.silence import Silence
 from shared.sockets import connect_dealer, read_waiting, send_if_up
 from shared.system.endpoint_file import FollowedEndpoint
@@ -27,6 +26,7 @@ from shared.system.system_errors import refuse_small_limits_of_client
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.refusing import error_of
+from trainer_client.network.trainer_log import process_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,7 +170,7 @@ def _first_answer(client: CoordinatorClient, endpoint: str, timeout_s: float) ->
     while (now_s := time.monotonic()) < began_s + timeout_s:
         if now_s > warn_s:
             warn_s = math.inf
-            Log("trainer").warning("no coordinator answers yet: it goes on asking", endpoint=endpoint)
+            process_log().warning("no coordinator answers yet: it goes on asking", endpoint=endpoint)
         if silence.lose_patience(now_s, _SILENT_S):
             client.renew()
         client.send(m.StatusQuery())

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import zmq
 
 from shared.errors import LostError
-from shared.logs import Log
 from shared.pipelines.element_values import digest_of_graph
 from shared.wire import messages as m
 from shared.wire.message_parts import PIECE_BYTES
 from shared.wire.refusing import error_of
 from trainer_client.network.coordinator_client import CoordinatorClient, lone_client
+from trainer_client.network.trainer_log import process_log
 
 if TYPE_CHECKING:
     from shared.keys import ClientKeys
@@ -77,7 +77,7 @@ def send_graph(endpoint: str, keys: ClientKeys | None, sending: Sending, silence
                 _answer_all(client, sending)
                 if sending.kept and not has_logged:
                     has_logged = True
-                    Log("trainer").info("the data set is there; its first epoch is run, to count its batches")
+                    process_log().info("the data set is there; its first epoch is run, to count its batches")
             elif time.monotonic() - heard_s > silence_s:
                 raise _nobody(endpoint, client.problem, silence_s)
             else:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Protocol
 import zmq
 
 from shared.errors import SettingsError
-from shared.logs import Log
 from shared.memory import SlotMemory
 from shared.sockets import Waker
 from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.network.coordinator_client import CoordinatorClient
+from trainer_client.network.trainer_log import process_log
 from trainer_client.network.worker_connections import WorkerConnections
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Wires:
             try:
                 close()
             except Exception as error:  # nobody waits here to get it, and the functions behind this one must run
-                Log("trainer").error("feed does not end in good order", error=str(error))
+                process_log().error("feed does not end in good order", error=str(error))
 
 
 def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:

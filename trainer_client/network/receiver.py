@@ -10,19 +10,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import threading
 import time
 import weakref
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import zmq
 
 from shared.endpoints import check_coordinator
 from shared.errors import LostError, SettingsError, StokerError, WorldChangedError
+from shared.events.trainer_fields import trainer_fields
 from shared.logs import Log
 from shared.system.endpoint_file import FollowedEndpoint
 from shared.system.system_errors import refuse_small_limits_of_client
@@ -35,6 +35,7 @@ from trainer_client.core.core import Core
 from trainer_client.core.open_results import results_message
 from trainer_client.network.awaited_answers import AwaitedAnswers, SilentWait
 from trainer_client.network.coordinator_client import WARN_AFTER_S, ReceiverSettings, nobody_answers
+from trainer_client.network.heartbeat import Heartbeat, Standing
 from trainer_client.network.outbox import NOTHING_READ, Outbox
 from trainer_client.network.receive_thread import Wires, run_turns, used_after_fork, watch_forks
 from trainer_client.network.worker_connections import WorkerConnections
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-__all__ = ["Receiver", "ReceiverSettings", "Standing", "trainer_name"]
+__all__ = ["Receiver", "ReceiverSettings"]
 
 #: The longest that the loop sleeps, even if the core has nothing due.
 _LONGEST_PAUSE_S = 1.0
@@ -59,23 +60,8 @@ _LONGEST_PAUSE_S = 1.0
 _LOOK_S = 0.2
 
 
-@dataclass(slots=True)
-class Standing:
-    """The consumer's progress, written by its session and read for heartbeats."""
-
-    #: (epoch, number) of the first batch not yet trained on.
-    trained_to: tuple[int, int] = (0, 0)
-    #: Seconds that the consumer has waited for data since the start.
-    waited_s: float = 0.0
-
-
 def _refuse_nothing() -> None:
     """Do nothing: without a strategy over several processes, only the coordinator notices that a rank is lost."""
-
-
-def trainer_name() -> str:
-    """Return "host:process id" of this process, as a name of this trainer in logs and errors."""
-    return f"{os.uname().nodename}:{os.getpid()}"
 
 
 class Receiver:
@@ -88,7 +74,8 @@ class Receiver:
         self.settings = settings
         self.standing = Standing()
         core = settings.core
-        self.log = Log("trainer", stream=core.stream, rank=core.ranks.rank)
+        named = trainer_fields(core.name, core.ranks.rank, core.incarnation)
+        self.log = Log("trainer", stream=core.stream, **named)
         self.core = Core(core)
         self._wires = Wires(settings)
         self.outbox = Outbox(self._wires.waker.wake, core.ranks.replicas)
@@ -97,8 +84,7 @@ class Receiver:
         self.refuse_lost: Callable[[], None] = _refuse_nothing
         self._offers: list[i.Offer] = []
         self._is_forked = False
-        #: When progress was sent last, and how long the consumer had waited by then.
-        self._reported = (0.0, 0.0)
+        self._heartbeat = Heartbeat(core, self.standing, self.outbox)
         watch_forks(self)
         # The thread has only a weak reference, whose callback wakes it: a finaliser may not wait for anything.
         held = weakref.ref(self, functools.partial(_wake, self._wires))
@@ -165,7 +151,11 @@ class Receiver:
 
         Raise LostError if it does not answer within `lost_timeout_s`, or the error of a feed that fails or is closed.
         """
-        return self._wait_answered(self._request(e.StateAsked), "the coordinator to say what is done")
+        return self._wait_answered(self.begin_asking_state(), "the coordinator to say what is done")
+
+    def begin_asking_state(self) -> Future[DoneSet]:
+        """Return the future of what `ask_state` returns; it may never be answered."""
+        return self._request(e.StateAsked)
 
     def ask_sums(self) -> i.AnswerSums:
         """Return the named evaluation's sums, with all our reports; they are None while any batch is unsettled.
@@ -191,8 +181,7 @@ class Receiver:
 
     def _request(self, event: Callable[[int], e.Event]) -> Future[_T]:
         """Report the event made with a new serial; return the future of its answer."""
-        # The future is there before the event: the answer could overtake it otherwise, and be dropped.
-        serial, answer = self._answers.expect()
+        serial, answer = self._answers.expect()  # before the event: the answer could overtake it, and be dropped
         self.outbox.tell(event(serial))
         return answer
 
@@ -397,34 +386,10 @@ class Receiver:
                 raise AssertionError(f"{order} is carried out by nothing")
 
     def _send_progress(self, order: i.SendProgress) -> None:
-        core = self.settings.core
-        (epoch, number), (read_epoch, read_number) = self.standing.trained_to, self.outbox.read_to
-        self._wires.coordinator.send(
-            m.Progress(
-                stream=core.stream,
-                rank=core.ranks.rank,
-                incarnation=core.incarnation,
-                epoch=epoch,
-                number=number,
-                read_epoch=read_epoch,
-                read_number=read_number,
-                waited_permille=self._measure_waited_permille(),
-                batches_read=self.outbox.batches_read,
-                prefetch=self.stream.wants.prefetch,
-                wire_us=int(1e6 * self.stream.answers.wire.busy_s),
-                members=order.members,
-            )
-        )
-
-    def _measure_waited_permille(self) -> int:
-        """Return which part of the time since the last call the consumer has waited, in thousandths."""
-        now_s = time.monotonic()
-        waited_s = self.standing.waited_s + self.outbox.waiting_s(now_s)
-        (reported_s, reported_waited_s), self._reported = self._reported, (now_s, waited_s)
-        return max(0, min(1000, round(1000 * (waited_s - reported_waited_s) / max(now_s - reported_s, 1e-3))))
+        self._wires.coordinator.send(self._heartbeat.make(order.members, self.stream, time.monotonic(), self.log))
 
     def _renew_coordinator(self, _order: i.RenewCoordinator) -> None:
-        self.log.info("connection to a silent coordinator is made anew")
+        self.log.debug("connection to a silent coordinator is made anew")
         try:
             self._wires.coordinator.renew()
         except zmq.ZMQError as error:  # perhaps no descriptor is left; the core will order it again
@@ -450,7 +415,9 @@ class Receiver:
 
     def _make_slots(self, order: i.MakeSlots) -> None:
         """Make the slots, or raise OSError without memory for them; warn if they should be shared memory and cannot."""
-        self.log = self.log.bind(job=order.spec.job)
+        # Only now it is known whether this is queue mode, where nobody has a rank.
+        rank = None if order.spec.work else self.settings.core.ranks.rank
+        self.log = self.log.bind(job=order.spec.job, rank=rank)
         self._wires.make_slots(order.slots, order.spec)
         if self.settings.core.shared_memory and not self.memory.shareable:
             self.log.warning("batches come by TCP", reason=self.memory.why_not_shared)

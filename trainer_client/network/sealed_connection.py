@@ -15,13 +15,13 @@ import zmq
 
 from shared.endpoints import at_port
 from shared.errors import ProtocolError
-from shared.logs import Log
 from shared.sockets import connect_sealed_dealer, read_waiting
 from shared.wire.codec import decode
 from shared.wire.message_parts import Seal
 from shared.wire.messages import Pushed
 from shared.wire.payload import decode_payload
 from shared.wire.sealing import Opener
+from trainer_client.network.trainer_log import process_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,7 +127,7 @@ class SealedConnection:
             )
         except zmq.ZMQError as error:  # perhaps no descriptor is left
             self._connected_port = 0
-            Log("trainer").warning("no connection for payloads yet", worker=self._endpoint, error=str(error))
+            process_log().warning("no connection for payloads yet", worker=self._endpoint, error=str(error))
             return
         self._connected_port = self._port
         if former is not None:
@@ -170,7 +170,7 @@ class SealedConnection:
         self._fallback_s = now_s if self._fallback_s is None else self._fallback_s
         if now_s - self._fallback_s >= _FALLBACK_S and not self._has_warned:
             self._has_warned = True
-            Log("trainer").warning(
+            process_log().warning(
                 "payloads come by the connection for messages, which is slower: nothing comes from the worker's port "
                 "for sealed payloads. Open that port in the firewall between",
                 worker=self._endpoint,

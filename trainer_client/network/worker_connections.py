@@ -13,11 +13,13 @@ import numpy as np
 import zmq
 
 from shared.errors import LostError, StokerError
+from shared.events.trainer_fields import trainer_fields
 from shared.hashing import digest64
 from shared.huge_pages import HUGE_PAGE, collapse
 from shared.logs import Log
 from shared.wire import messages as m
 from trainer_client.core import events as e
+from trainer_client.network.want_lines import WantLines
 from trainer_client.network.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
@@ -59,7 +61,10 @@ class WorkerConnections:
         #: Ids of connections with queued messages.
         self._spoken_to: set[int] = set()
         self._garbage = self._fallbacks = 0
-        self._log = Log("trainer", stream=spec.stream)
+        core = settings.core
+        named = trainer_fields(core.name, None if spec.work else core.ranks.rank, core.incarnation)
+        self._log = Log("trainer", job=spec.job, stream=spec.stream, **named)
+        self._lines = WantLines(self._log)
 
     # --- making and ending ---
 
@@ -139,9 +144,11 @@ class WorkerConnections:
                     yield e.ConnectionUp(connection_id) if up else e.ConnectionDown(connection_id)
             if connection.sealed.socket in ready:
                 for header, payload in connection.sealed.read(now_s):
+                    self._lines.note_heard(connection.endpoint, header)
                     yield e.WorkerSent(connection_id, header, payload)
             if connection.socket in ready:
                 for message, content in connection.read(now_s):
+                    self._lines.note_heard(connection.endpoint, message)
                     yield e.WorkerSent(connection_id, message, self._look_at(connection, message, content))
                 self._poll(connection_id)  # a Welcome may have opened the connection for sealed payloads
         if self._keys is not None:
@@ -178,6 +185,8 @@ class WorkerConnections:
             job=self._spec.job,
             stream=self._spec.stream,
             incarnation=core.incarnation,
+            name=core.name,
+            rank=None if self._spec.work else core.ranks.rank,
             shared=self._memory.offer(order.lock_byte) if core.shared_memory else None,
             verify=core.verify,
             yields=core.verifies,
@@ -189,7 +198,9 @@ class WorkerConnections:
 
     def send(self, order: i.ToWorker) -> Iterator[e.Event]:
         """Queue a message for the next `flush`; yield nothing. Raise ValueError if it exceeds the protocol's bounds."""
-        self._connections[order.connection_id].queue(order.message)
+        connection = self._connections[order.connection_id]
+        connection.queue(order.message)
+        self._lines.note_sent(connection.endpoint, order.message)
         self._spoken_to.add(order.connection_id)
         yield from ()
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shared.errors import LostError, RefusedError, StokerError
+from shared.events.trainer_fields import trainer_fields
 from shared.logs import Log
 from shared.silence import Silence
 from shared.wire import messages as m
@@ -70,7 +71,7 @@ class _PlaceRequest:
         self._endpoint, self._timeout_s = settings.endpoint, settings.connect_timeout_s
         self._client = client
         self._join = join
-        self._log = Log("trainer", stream=join.stream)
+        self._log = Log("trainer", stream=join.stream, **trainer_fields(join.name, None, join.incarnation))
         self._reason = "no answer"
         self._until_s = time.monotonic() + self._timeout_s
         self._warn_s = time.monotonic() + WARN_AFTER_S

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 #: How many batches that were read and not trained on are counted separately; older ones are merged.
 _MOST_UNTRAINED = 4096
 
+#: Trainers that wait for less than this fraction of the time are practically never without data.
+_NOTICEABLE = 0.05
+
 #: The phases of a training loop other than waiting for data.
 PHASES = ("warm_up", "step", "checkpoint")
 
@@ -72,29 +75,58 @@ class EpochAccount:
     first: int = 0
     steps: int = 0
     read_wait_s: float = 0.0
+    #: Where the reader's time went: its waits, for building and for the rest, and making arrays.
+    build_wait_s: float = 0.0
+    transfer_wait_s: float = 0.0
+    conversion_s: float = 0.0
     step_wait_s: float | None = None
     masked_samples: int = 0
     sample_bytes: int = 0
     padded_bytes: int = 0
     shapes: set[WireShape] = field(default_factory=set)
 
-    def log_fields(self, *, now_s: float, batches: int) -> dict[str, float]:
-        """Return the fields of the epoch's log line, at its end: steps, seconds, shapes, masked samples, and fractions.
+    def log_fields(self, *, now_s: float, batches: int, is_shared: bool = False) -> dict[str, float | str]:
+        """Return the fields of the epoch's log line, at its end: what limited it, counts, rates and fractions.
 
-        The fractions are `waiting` (of the time), `padding` (of the bytes, masked rows included) and `complete` (of the
-        epoch's `batches`). Waits are those of the training loop if it reported any, else the reader's.
+        The fractions are `waiting` (of the time), its split, `padding` (of the bytes, masked rows included) and
+        `complete` (of the epoch's `batches`, from where this trainer began). If trainers share the epoch batch by
+        batch, the last is `share` instead, of the batches that this one trained on. Waits are those of the training
+        loop if it reported any, else the reader's. The split is always the reader's, as fractions of the time: `build`
+        and `transfer` of its waits, and `conversion` of slots into arrays.
         """
         seconds = max(now_s - self.began_s, 1e-9)
         waited_s = self.read_wait_s if self.step_wait_s is None else self.step_wait_s
+        waiting = min(waited_s / seconds, 1.0)
         return {
+            **_verdict(waiting),
             "steps": self.steps,
             "seconds": round(seconds, 3),
-            "waiting": round(min(waited_s / seconds, 1.0), 4),
+            "steps_per_s": round(self.steps / seconds, 3),
+            "waiting": round(waiting, 4),
+            "build": round(self.build_wait_s / seconds, 4),
+            "transfer": round(self.transfer_wait_s / seconds, 4),
+            "conversion": round(self.conversion_s / seconds, 4),
             "padding": round(1 - self.sample_bytes / self.padded_bytes, 4) if self.padded_bytes else 0.0,
             "shapes": len(self.shapes),
             "masked": self.masked_samples,
-            "complete": round(1 - self.first / batches, 4) if batches else 1.0,
+            **_extent(self, batches, is_shared=is_shared),
         }
+
+
+def _extent(account: EpochAccount, batches: int, *, is_shared: bool) -> dict[str, float]:
+    """Return how much of the epoch was trained on here: its `share`, or how `complete` it is since training began."""
+    part = account.steps if is_shared else batches - account.first
+    return {"share" if is_shared else "complete": round(part / batches, 4) if batches else 1.0}
+
+
+def _verdict(waiting: float) -> dict[str, str]:
+    """Return what limited an epoch, as `limit`, by the fraction of the time that steps waited for data.
+
+    It is "loaders" from 5 % on, as in `loader-server status`, else "trainers".
+    """
+    # The one place for what an epoch's line says of the cause and of what would help: a model of the stations that a
+    # batch passes belongs here, and with it the field `gain`.
+    return {"limit": "loaders" if waiting >= _NOTICEABLE else "trainers"}
 
 
 class Accounts:
@@ -135,11 +167,12 @@ class Accounts:
         epoch.read_wait_s += wait_s
         epoch.shapes.add(first.shape)
         epoch.masked_samples += sum(header.masked for header in headers)
+        epoch.conversion_s += conversion_s
         self.counts.conversion_s += conversion_s
-        self._count_wait(first, len(headers), wait_s)
+        self._count_wait(first, len(headers), wait_s, epoch)
         self._count_rows(headers, arrays, epoch)
 
-    def _count_wait(self, header: Pushed, batches: int, wait_s: float) -> None:
+    def _count_wait(self, header: Pushed, batches: int, wait_s: float, epoch: EpochAccount) -> None:
         counts = self.counts
         build_s, transfer_s = split_wait(wait_s, header.build_us / 1e6, in_slot=header.in_slot)
         counts.batches += batches
@@ -148,6 +181,8 @@ class Accounts:
         counts.wait_s += wait_s
         counts.build_wait_s += build_s
         counts.transfer_wait_s += transfer_s
+        epoch.build_wait_s += build_s
+        epoch.transfer_wait_s += transfer_s
         counts.waits[bisect_left(WAIT_BOUNDS_S, wait_s)] += 1
 
     def _count_rows(self, headers: Sequence[Pushed], arrays: Mapping[str, Any], epoch: EpochAccount) -> None:

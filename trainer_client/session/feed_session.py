@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shared.errors import EndedError
+    from shared.logs import Log
     from trainer_client.network.receiver import ReceiverSettings
 
 __all__ = ["ElasticMember", "FeedSession", "MetricsSettings"]
@@ -119,6 +120,11 @@ class FeedSession:
             from trainer_client.session.metrics import serve  # imports prometheus_client only if it is used
 
             serve(self.receiver, self.maker, self.accounts, listening=settings.listening, targets=settings.targets)
+
+    @property
+    def log(self) -> Log:
+        """Return the log of this feed, whose lines name job, stream, trainer, rank and run."""
+        return self.receiver.log
 
     @property
     def leases(self) -> LeaseAccount:

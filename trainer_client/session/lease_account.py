@@ -8,7 +8,9 @@ have to settle their batches before. Must not know sockets.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +24,7 @@ from trainer_client.session.trained_cursor import FeedCursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
     from shared.wire.message_parts import Lease
     from shared.wire.messages import Attached
@@ -35,11 +38,15 @@ __all__ = ["LeaseAccount", "only_in_lockstep"]
 
 _T = TypeVar("_T")
 
+#: How long a progress line waits for the coordinator to say what is done.
+_PROGRESS_S = 0.5
+
 
 class LeaseAccount(FeedCursor):
     """The batches that one feed took in queue mode; `at` is the epoch that the next reader reads."""
 
     names_evaluations = True
+    shares_epochs = True
     #: Trainers take what they lease, so no two are at the same step.
     goes_in_step = False
 
@@ -55,6 +62,9 @@ class LeaseAccount(FeedCursor):
         #: In a named evaluation: what a batch that is not settled yet adds to the metrics' variables.
         self._states: dict[Lease, bytes] = {}
         self._is_named = False
+        #: What the coordinator said last is done, and its next answer, if it was asked.
+        self._progress: tuple[EpochDone, ...] = ()
+        self._state_asked: Future[DoneSet] | None = None
 
     def begin_reading(self) -> Position:
         """Begin a new reading and return its start; batches that were taken and not settled come again."""
@@ -200,8 +210,7 @@ class LeaseAccount(FeedCursor):
         """
         if self.at != start:
             return
-        epoch = plan_epoch(self._spec.work, start.epoch)
-        batches = self._receiver.ask_batches(epoch, start.group)
+        epoch, batches = plan_epoch(self._spec.work, start.epoch), self._batches(start.epoch)
         self._log_epoch(epoch, batches, start.epoch)
         # A user who evaluates only a part must not take its mean for the mean of the whole evaluation.
         if self._spec.work == "evaluate" and not self._is_named and self._settled < batches:
@@ -279,6 +288,31 @@ class LeaseAccount(FeedCursor):
 
     def epoch_rounds(self) -> None:
         """Return None: how many rounds of an epoch come here depends on the other trainers."""
+
+    def epochs_done(self) -> tuple[float, int | None]:
+        """Return how many epochs all trainers together have done, as batches of several, and how many batches one has.
+
+        It is what the coordinator said last, asked for anew with each call. Without an answer so far it is the epoch of
+        the reader, and None. Raise LostError if no worker says how many batches an epoch has, and the error of a feed
+        that fails or is closed.
+        """
+        # The coordinator may be away for long, and only a line for people needs the answer: so the wait is short, and a
+        # question that is still open is not asked again.
+        if self._state_asked is None:
+            self._state_asked = self._receiver.begin_asking_state()
+        with contextlib.suppress(FutureTimeoutError):
+            self._progress = self._receiver.wait_for(self._state_asked, timeout_s=_PROGRESS_S).epochs
+            self._state_asked = None
+        if not self._progress:
+            return float(self.at.epoch), None
+        # Of the epochs under way each is open only in part: trainers begin the next one when the last batches are out.
+        done = float(self._progress[0].epoch)
+        for epoch in self._progress:
+            done += (epoch.fresh - len(epoch.missing)) / max(self._batches(epoch.epoch), 1)
+        return done, self._batches(self._progress[0].epoch)
+
+    def _batches(self, epoch: int) -> int:
+        return self._receiver.ask_batches(plan_epoch(self._spec.work, epoch), self.at.group)
 
     def is_within_epoch(self) -> bool:
         """Return whether the epoch of the next reader still has batches that are not done; it asks the coordinator.

@@ -183,7 +183,9 @@ def serve(
     """
     spec, core = receiver.spec, receiver.settings.core
     process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
-    labels = {"job": spec.job, "role": "trainer", "rank": str(core.ranks.rank), "trainer": process}
+    # In queue mode nobody has a rank: all would say 0.
+    rank = str(core.ranks.rank) if not spec.work else "none"
+    labels = {"job": spec.job, "role": "trainer", "rank": rank, "trainer": process}
     samples = partial(_samples_while_used, weakref.ref(receiver), weakref.ref(maker), accounts)
     folder = Path(targets) if targets is not None else None
     receiver.at_end(MetricsServer(samples, listening=listening, labels=labels, targets_folder=folder).close)

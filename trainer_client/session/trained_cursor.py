@@ -43,6 +43,8 @@ class FeedCursor:
     is_taken_back = False
     #: Whether evaluations have names, under which other trainers take part in them.
     names_evaluations = False
+    #: Whether trainers share an epoch batch by batch, so that each has trained on a share of it.
+    shares_epochs = False
 
     def __init__(self, receiver: Receiver, accounts: Accounts, answer: Attached) -> None:
         self._receiver = receiver
@@ -86,7 +88,8 @@ class FeedCursor:
         """Log the account of an epoch that is over, as number `shown`, if any of it was read; then forget it."""
         account = self._accounts.close(epoch)
         if account is not None:
-            fields = account.log_fields(now_s=time.perf_counter(), batches=batches)
+            now_s = time.perf_counter()
+            fields = account.log_fields(now_s=now_s, batches=batches, is_shared=self.shares_epochs)
             self._receiver.log.info("epoch done", epoch=shown, **fields)
 
     def _refuse_other(self, state: Mapping[str, Any], names: Iterable[str], words: str) -> None:
@@ -249,6 +252,15 @@ class TrainedCursor(FeedCursor):
         closed.
         """
         return rounds_left(0, self._batches(), self.at.group, self._ranks.world), self.rounds_left()
+
+    def epochs_done(self) -> tuple[float, int | None]:
+        """Return how many epochs are trained on, with the part of the one under way, and how many rounds that one has.
+
+        In queue mode it is what all trainers together have done; the number of rounds is None if it is not known. Raise
+        LostError if no worker says how many batches the epoch has, and the error of a feed that fails or is closed.
+        """
+        rounds = rounds_left(0, self._batches(), self.at.group, self._ranks.world)
+        return self.at.epoch + 1 - self.rounds_left() / max(rounds, 1), rounds
 
     def is_within_epoch(self) -> bool:
         """Return whether an epoch is begun and not over: whether the cursor stands behind its first round."""

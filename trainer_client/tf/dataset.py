@@ -33,9 +33,9 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 from tensorflow.python.distribute.input_lib import DistributedDatasetsFromFunction
 
 from shared.errors import require
-from shared.logs import Log
 from shared.wire.batch_layout import ALIGNMENT
 from trainer_client.core.upcoming import Ranks
+from trainer_client.network.trainer_log import process_log
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.element_structure import assembler, masked_batches, shapes_of
 from trainer_client.tf.iterators import Openings, Witness, generate
@@ -127,7 +127,7 @@ def copies_batches() -> bool:
     tensor = next(iter(tf.data.Dataset.from_generator(lambda: iter([array]), output_signature=spec)))
     copied = bool(np.asarray(memoryview(tensor)).ctypes.data != array.ctypes.data)
     if copied:
-        Log("trainer").info("this TensorFlow copies batches once", version=tf.__version__)
+        process_log().info("this TensorFlow copies batches once", version=tf.__version__)
     return copied
 
 
@@ -264,7 +264,7 @@ class _Derived(Witness):
         """
         self._starts.append(batches.start)
         if self._starts == [batches.start] * _LOOKS and not self._session.spec.evaluation:
-            Log("trainer").warning(
+            process_log().warning(
                 "datasets derived from a feed's own are read again and again, and count nothing: to train on one, use "
                 "FeedCheckpoint or feed.trained(), or give the mapping to feed.dataset(map=...)",
                 times=_LOOKS,
@@ -328,8 +328,8 @@ class FeedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc] # Tenso
         return _element_of(self._structure, smallest)
 
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
-        """Yield, in lockstep, what `make`, in a thread, makes with a function for the next element; raise its error."""
-        return iter(self).staged(make)  # type: ignore[attr-defined, no-any-return] # in lockstep it is ours
+        """Yield what `make` makes with a function that returns the next element, in a thread; raise its error here."""
+        return iter(self).staged(make)  # type: ignore[attr-defined, no-any-return] # outside of graphs it is ours
 
     def _warn_of_replicas(self) -> None:
         """Warn once if the dataset is iterated in the scope of a strategy with several replicas."""

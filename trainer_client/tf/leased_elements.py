@@ -7,6 +7,9 @@ is.
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -15,7 +18,7 @@ from typing_extensions import Self
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from trainer_client.session.lease_account import LeaseAccount
 
@@ -42,6 +45,43 @@ class LeasedElements:
         self._handed_over += 1
         self._reading = self._leases.reading
         return element
+
+    def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
+        """Yield what `make` makes with a function that returns the next element, in a thread; raise its error here.
+
+        What the thread took ahead is not done: each time it is asked for more, the elements of what was yielded before
+        are reported.
+        """
+        with contextlib.closing(self._elements.staged(partial(_counted, make))) as ahead:  # type: ignore[attr-defined]
+            while True:
+                self._leases.count_handed_over(self._reading, self._handed_over)
+                made = next(ahead, None)
+                if made is None:
+                    return
+                self._handed_over += made.elements
+                self._reading = self._leases.reading
+                yield made.result
+
+
+@dataclass(frozen=True, slots=True)
+class _StagedElement:
+    """Something that was made of so many elements."""
+
+    result: Any
+    elements: int
+
+
+def _counted(make: Callable[[Callable[[], Any]], Any], take: Callable[[], Any]) -> _StagedElement:
+    """Return what `make` makes of elements that `take` returns, with how many it took; pass on errors of both."""
+    elements = 0
+
+    def take_and_count() -> Any:
+        nonlocal elements
+        element = take()
+        elements += 1
+        return element
+
+    return _StagedElement(make(take_and_count), elements)
 
 
 class _KerasExecution:

@@ -19,7 +19,8 @@ from shared.wire.topics.work_messages import VERIFY
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Position, Ranks
 from trainer_client.network.outbox import Reader
-from trainer_client.network.receiver import Receiver, ReceiverSettings, trainer_name
+from trainer_client.network.receiver import Receiver, ReceiverSettings
+from trainer_client.network.trainer_log import trainer_name
 from trainer_client.session.batch_maker import BatchMaker
 from trainer_client.verifying.digests import EpochDigests
 

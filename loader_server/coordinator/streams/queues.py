@@ -22,6 +22,7 @@ from loader_server.coordinator.streams.stream_trainers import wait_for_count
 from loader_server.leases.evaluation_table import Evaluations, EvaluationTable, is_evaluation
 from loader_server.leases.lease_book import BookAdvanced, LeaseBook
 from loader_server.leases.lease_table import LeaseSettings, LeaseTable
+from shared.events.trainer_fields import run_name, trainer_fields
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
 from shared.wire.message_parts import Cursor, DoneSet, EpochDone
@@ -235,7 +236,7 @@ class Queues:
         # The trainer has heard of changes that this journal lacks, so an older copy was put in its place, or it was
         # cut: what it holds may be leased twice. With another identity of the book each trainer that has leases
         # notices, and ends with its last checkpoint named.
-        self._warnings.append(Warn(_WENT_BACK, {"stream": outcomes.stream, "trainer": outcomes.incarnation}))
+        self._warnings.append(Warn(_WENT_BACK, self._about(outcomes.stream, outcomes.incarnation)))
         self._book.renew()
         for table in self.tables.values():
             table.call_all()
@@ -247,7 +248,7 @@ class Queues:
         """
         table = self._table(outcomes.stream, outcomes.work)
         table.leave(outcomes.incarnation)
-        self._warnings.append(Warn(_LOST, {"stream": outcomes.stream, "trainer": outcomes.incarnation}))
+        self._warnings.append(Warn(_LOST, self._about(outcomes.stream, outcomes.incarnation)))
         return m.Leases(
             serial=outcomes.serial,
             book=self._book.advance(),
@@ -300,9 +301,21 @@ class Queues:
             trainers, calls, news = self._streams[stream].trainers, table.calls, table.news
             table.calls, table.news = [], []
             yield from (Send(trainers[called].peer, m.Recalled()) for called in calls if called in trainers)
-            yield from (_warning(stream, work, event) for event in news)
+            yield from (self._warning(stream, work, event) for event in news)
         warnings, self._warnings = self._warnings, []
         yield from warnings
+
+    def _about(self, stream: str, incarnation: int) -> dict[str, object]:
+        """Return the fields of a line about a trainer; one that is not attached any more has its run alone."""
+        trainer = self._streams[stream].trainers.get(incarnation)
+        if trainer is None:
+            return {"stream": stream, "run": run_name(incarnation)}
+        return {"stream": stream, **trainer_fields(trainer.attach.name, None, incarnation)}
+
+    def _warning(self, stream: str, work: str, news: TableNews) -> Warn:
+        (epoch, number), why = news.key, {"reason": news.reason} if news.reason else {}
+        about = self._about(stream, news.trainer)
+        return Warn(_NEWS[news.event], {**about, "work": work, "epoch": epoch, "number": number, **why})
 
     # --- for people ---
 
@@ -346,11 +359,6 @@ _WENT_BACK = "journal lacks leases that a trainer has heard of: the trainers tha
 _LOST = "trainer has leases of a lost journal: it ends with an error"
 
 
-def _warning(stream: str, work: str, news: TableNews) -> Warn:
-    (epoch, number), why = news.key, {"reason": news.reason} if news.reason else {}
-    return Warn(_NEWS[news.event], {"stream": stream, "work": work, "epoch": epoch, "number": number, **why})
-
-
 #: The counts of a table that a report shows.
 _COUNTED = ("failed", "expired", "returned", "late", "unknown")
 
@@ -358,13 +366,16 @@ _COUNTED = ("failed", "expired", "returned", "late", "unknown")
 def _report(tables: list[LeaseTable]) -> dict[str, Any]:
     """Return the state of one kind of work, over several tables if each evaluation has its own.
 
-    Generation and epoch are of the first table, all counts are sums; at most 100 given-up batches are listed.
+    Generation and epoch are of the first table. All counts are sums over the epochs under way, or over the last one if
+    none is; `epochs` has the first and the last of these. At most 100 given-up batches are listed.
     """
     epochs = [epoch for table in tables for epoch in table.epochs.values()]
+    numbers = [at for table in tables for at in table.epochs] or [tables[0].unsettled()]
     dead = [(*key, out.failures, out.reason) for table in tables for key, out in sorted(table.dead.items())]
     return {
         "generation": tables[0].generation,
         "epoch": tables[0].unsettled(),
+        "epochs": [min(numbers), max(numbers)],
         "open": sum(epoch.left for epoch in epochs),
         "leased": sum(epoch.leased for epoch in epochs),
         "done": sum(epoch.fresh - len(epoch.out) for epoch in epochs),

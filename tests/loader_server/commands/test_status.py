@@ -121,6 +121,8 @@ def test_a_stream_in_queue_mode_shows_its_leases_and_what_was_given_up():
     told(m.Outcomes(serial=2, done=(Lease(0, 1, 1),), failed=failed, returned=(), **lease), state=state)
     lines = shown(state)
     assert "train train 0 95 3 2 1 0 0 1" in lines
+    # No rank, and no place that was read up to: both trainers may have any batch.
+    assert "train 0 2 - 100 2.0% 1 - host:0" in lines
     assert "train (train): tries failed: loss is not finite (1)" in lines
     given_up = "train (train): batches were given up because trainers failed at them too often: "
     assert f"{given_up}0 of epoch 0 (loss is not finite)" in lines

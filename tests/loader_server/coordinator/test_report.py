@@ -9,6 +9,8 @@ import pytest
 from loader_server.coordinator.report import Comings, stream_report, text_of, worker_report
 from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
 from loader_server.coordinator.workers import RegisteredWorker
+from loader_server.leases.lease_table import LeaseRules
+from shared.events.trainer_fields import run_name
 from shared.wire.message_parts import Cursor
 from tests.support.coordinator import View, address, attach, beat
 
@@ -51,10 +53,25 @@ def test_a_stream_stands_where_its_last_rank_does_and_waits_like_the_one_that_wa
             "attached": 2,
     }  # fmt: skip
     assert trainers[1] == {
-        "rank": 1, "replicas": 1, "world": 2, "name": "host:1", "epoch": 1, "number": 8, "read_epoch": 2,
-        "read_number": 9, "waited_permille": 20, "prefetch": 0, "lately": None, "silent_s": 2.2,
+        "rank": 1, "replicas": 1, "world": 2, "name": "host:1", "run": run_name(1001), "epoch": 1, "number": 8,
+        "read_epoch": 2, "read_number": 9, "waited_permille": 20, "prefetch": 0, "lately": None, "silent_s": 2.2,
     }  # fmt: skip
     assert [(one["rank"], one["epoch"], one["silent_s"]) for one in trainers] == [(0, 1, 0.2), (1, 1, 2.2)]
+
+
+def test_in_queue_mode_nobody_has_a_rank_or_a_position():
+    stream = StreamTrainers(View(leases=LeaseRules(floor_s=30.0, tries=3)), group=1)
+    for rank in (0, 1):
+        stream.add(trainer(rank, trained=(1, 0), read=(1, 5 + rank), waited=20.0))
+    found = stream_report(stream, 1, now_s=92.2)
+    assert (found["read_epoch"], found["read_number"]) == (None, None)
+    nothing = dict.fromkeys(("rank", "world", "number", "read_epoch", "read_number"))
+    about = {"replicas": 1, "epoch": 1, "waited_permille": 20, "prefetch": 0, "lately": None, "silent_s": 2.2}
+    named = [{"name": f"host:{rank}", "run": run_name(1000 + rank)} for rank in (0, 1)]
+    assert found["trainers"] == [one | about | nothing for one in named]
+    line = {"stream": "train", "trainer": "host:0", "run": run_name(1000)}
+    lines = Comings().look({"workers": [], "streams": {"train": found}}, 0.0)
+    assert lines[0] == ("trainer is there", line)
 
 
 def test_of_a_stream_that_nobody_reads_nothing_is_known():
@@ -120,10 +137,18 @@ class TestCutting:
         assert len(json.dumps(cut)) <= 3000
 
 
-def present(*workers, trainers=()):
+def present(*workers, trainers=(), waited=()):
     return {
         "workers": [{"name": name, "endpoint": f"tcp://{name}:1"} for name in workers],
-        "streams": {"train": {"trainers": [{"rank": rank, "name": f"gpu:{rank}"} for rank in trainers]}},
+        "streams": {
+            "train": {
+                "waited_permille": max(waited, default=None),
+                "trainers": [
+                    {"rank": rank, "name": f"gpu:{rank}", "run": "7", "waited_permille": waits}
+                    for rank, waits in zip(trainers, waited or [None] * len(trainers), strict=True)
+                ],
+            }
+        },
     }
 
 
@@ -134,7 +159,7 @@ def test_each_worker_and_trainer_has_a_line_when_it_comes_and_when_it_goes():
     comings = Comings()
     assert comings.look(present(), 0.0) == []
     assert comings.look(present("w0", trainers=[1]), 1.0) == [
-        ("trainer is there", {"stream": "train", "rank": 1, "trainer": "gpu:1"}),
+        ("trainer is there", {"stream": "train", "trainer": "gpu:1", "rank": 1, "run": "7"}),
         ("worker is there", W0),
     ]
     assert comings.look(present("w0", trainers=[1]), 2.0) == []
@@ -158,6 +183,19 @@ def test_who_went_within_the_pause_is_named_at_its_end():
 
 
 def test_a_crowd_has_some_lines_and_a_count():
-    lines = Comings().look(present(*(f"w{number:03}" for number in range(300))), 0.0)
-    assert len(lines) == 21
-    assert lines[-1] == ("more came or went", {"count": 280})
+    lines = Comings().look(present(*(f"w{number:04}" for number in range(1300))), 0.0)
+    assert len(lines) == 1001
+    assert lines[-1] == ("more came or went", {"count": 300})
+
+
+def test_waiting_that_begins_and_waiting_that_ends_are_a_line_each():
+    comings, lines = Comings(), []
+    waits = [None, 100, 240, 250, 900, 300, 110, *[120, 240] * 20, 100, 90, None]
+    for now_s, waited in enumerate(waits):
+        both = present(trainers=[0, 1], waited=[] if waited is None else [waited // 2, waited])
+        lines += [(now_s, line) for line in comings.look(both, float(now_s)) if "wait" in line[0]]
+    about = {"stream": "train", "trainer": "gpu:1", "rank": 1, "run": "7"}
+    assert lines == [
+        (3, ("trainers wait for data", {"waited": 0.25, **about})),
+        (47, ("trainers wait for data no longer", {"stream": "train", "waited": 0.1, "seconds": 44.0})),
+    ]

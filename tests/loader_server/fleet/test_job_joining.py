@@ -418,7 +418,7 @@ def test_a_coordinator_is_waited_for_that_has_not_written_its_file_yet(
             write_endpoint(file, coordinator.endpoint)
             host.join(60)
     assert caplog.text.count("waits for the coordinator") == 1
-    assert "reason=No such file or directory" in caplog.text
+    assert 'reason="No such file or directory"' in caplog.text
     assert builder(found[0]) == builder(job)
     assert found[0].settings.listen == f"file://{file}"
 

@@ -390,7 +390,7 @@ class TestReports:
         desk.say(1, wanted=1)
         desk.say(1, done=[lease])
         assert (desk.table.counts.unknown, desk.table.counts.done) == (1, 0)
-        assert desk.table.news == [TableNews("unknown", (lease.epoch, lease.number))]
+        assert desk.table.news == [TableNews("unknown", (lease.epoch, lease.number), 1)]
 
     def test_nobody_reports_what_another_has_now(self):
         desk = Desk()
@@ -457,6 +457,21 @@ class TestCheckpoints:
             again += numbers(answer)
             desk.say(2, done=answer.leases)
         assert again == [0, 2, 3, 4, 5, 6, 7]
+
+    def test_an_epoch_that_was_done_before_an_earlier_one_is_not_done_again(self):
+        desk = Desk(2)
+        (straggling,) = desk.say(1, wanted=1).leases
+        for _ in range(3):
+            desk.say(2, done=desk.say(2, wanted=1, before=2).leases)
+        assert [desk.table.epochs[at].is_settled for at in desk.table.epochs] == [False, True]
+        done = desk.table.done_set()
+        desk.table.rewind(done, {0: 2, 1: 2}, 1, 5)
+        desk.restart()
+        assert desk.table.done_set() == done
+        (again,) = desk.say(2, wanted=1, before=3).leases
+        assert (again.epoch, again.number) == (straggling.epoch, straggling.number)
+        (following,) = desk.say(2, done=[again], wanted=1, before=3).leases
+        assert following.epoch == 2
 
     def test_reports_of_an_older_generation_are_refused(self):
         desk = Desk()

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from loader_server.machine.worker_shares import PERIOD_S, Shares, divide
+from loader_server.machine.worker_shares import PERIOD_S, Shares, divide, moves_between
 
 JOBS = "abc"
 
@@ -107,3 +107,16 @@ def test_a_job_that_has_become_silent_needs_no_more_than_it_has():
     assert shares.look({"loud": 5, "silent": 3}, 10.0) == {"loud": 4, "silent": 4}
     shares.hear("loud", 8)
     assert shares.look({"loud": 5, "silent": 3}, 15.0) == {"loud": 5, "silent": 3}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moves"),
+    [
+        ({"a": 2, "b": 1}, {"a": 2, "b": 1}, ""),
+        ({"b": 3, "a": 1}, {"b": 2, "a": 2}, "a 1 to 2, b 3 to 2"),
+        ({"a": 3}, {"a": 2, "b": 1}, "a 3 to 2, b 0 to 1"),
+        ({"a": 1, "b": 2}, {"a": 3}, "a 1 to 3, b 2 to 0"),
+    ],
+)
+def test_a_line_says_who_gives_workers_and_who_gets_them(before, after, moves):
+    assert moves_between(before, after) == moves

@@ -301,6 +301,26 @@ def test_silence_is_borne_for_a_heartbeat_timeout_and_then_for_longer_each_time(
     assert [worker.renewal() for _ in range(6)] == pytest.approx([2.0, 4.0, 8.0, 16.0, 16.0, 16.0], abs=0.2)
 
 
+def test_a_coordinator_that_falls_silent_is_a_line_and_its_answer_another(worker, caplog):
+    def lines(event):
+        return [record.fields for record in caplog.records if record.event == event]
+
+    caplog.set_level("INFO", "stoker")
+    worker.register(timeout_ms=2000)
+    worker.renewal()
+    (silent,) = lines("the coordinator is silent")
+    assert silent.keys() == {"worker", "coordinator"}
+    heard = worker.hear()
+    while heard[1] != REGISTER:
+        heard = worker.hear()
+    worker.tell(heard[0], m.Noted())
+    wait_until(lambda: (worker.turn(), lines("the coordinator answers again"))[1], "its answer is noted")
+    assert [answer["seconds"] > 1.9 for answer in lines("the coordinator answers again")] == [True]
+    for _ in range(3):
+        worker.renewal()
+    assert len(lines("the coordinator is silent")) == 2, "once for each silence"
+
+
 @pytest.mark.fault(43)
 def test_whoever_answers_is_kept(worker):
     who = worker.register(timeout_ms=2000)

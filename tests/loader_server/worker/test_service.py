@@ -18,6 +18,7 @@ from loader_server.machine.room import Room
 from loader_server.worker import service as module
 from loader_server.worker.service import Worker, WorkerSettings
 from shared.errors import MachineError, ReadError
+from shared.events.trainer_fields import run_name
 from shared.hashing import digest64
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
@@ -71,11 +72,13 @@ def test_a_trainers_name_and_number_are_told(ask):
 
 def test_a_defect_of_ours_is_told_from_what_is_wrong_with_the_data(ask, worker, caplog):
     """Both end the want alone; only a defect is for us to read of."""
-    build = Build(7, welcomed(ask()).want(3, number=5), bytearray)
+    asker = welcomed(ask())
+    build, session = Build(7, asker.want(3, number=5), bytearray), worker._reception._sessions.of(asker.incarnation)
     for error in (ReadError(expected="a", got="b", where="c", remedy="d"), ZeroDivisionError("by us")):
         caplog.clear()
-        assert worker._reception._report(build, error).ticket == Ticket(3, 1)
+        assert worker._reception._report(build, session, error).ticket == Ticket(3, 1)
         told = [(one.event, one.fields["number"], one.fields["error"]) for one in caplog.records]
+        assert {one.fields["run"] for one in caplog.records} <= {run_name(asker.incarnation)}
         is_ours = isinstance(error, ZeroDivisionError)
         assert told == ([("defect while building", 5, "ZeroDivisionError('by us')")] if is_ours else [])
     assert worker.counts.refused == 2

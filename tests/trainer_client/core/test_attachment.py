@@ -145,15 +145,20 @@ def test_heartbeats_go_out_four_times_a_timeout_and_name_the_list(lone):
 @pytest.mark.fault(43)
 def test_a_coordinator_that_says_nothing_gets_another_connection_ever_more_rarely(lone):
     lone.attach(address(1))
-    renewed_s = []
+    renewed_s, lines = [], []
     for _ in range(600):
         lone.wait(0.1)
         renewed_s += [lone.now_s] * len(lone.ordered(i.RenewCoordinator))
+        lines += lone.ordered(i.WriteLog)
+    assert [line.event for line in lines] == ["the coordinator is silent"], "once, however often it is tried"
     assert renewed_s[0] == pytest.approx(2.0, abs=0.3)
     gaps = [later - sooner for sooner, later in zip(renewed_s, renewed_s[1:], strict=False)]  # noqa: RUF007
     assert gaps == sorted(gaps)
     assert gaps[0] >= 2.0
     assert gaps[-1] == pytest.approx(16.0, abs=0.3)
+    said(lone, m.Noted())
+    (answers,) = lone.ordered(i.WriteLog)
+    assert (answers.event, answers.fields["seconds"]) == ("the coordinator answers again", pytest.approx(60.0, abs=0.3))
     for _ in range(2):
         said(lone, m.Noted())
         assert lone.ordered(i.RenewCoordinator) == []

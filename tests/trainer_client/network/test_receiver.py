@@ -161,28 +161,6 @@ def test_heartbeats_carry_how_far_we_are_and_how_much_we_waited(ends, ours):
     assert last.waited_permille == 0  # of the time since the last one
 
 
-def test_the_share_of_time_waited_is_told_in_permille_of_the_time_since_it_was_told_last(ends):
-    ours = receiver(ends.endpoint)
-    ours.close(20)
-
-    def told(waited_s, waiting_s=0.0):
-        """After 100 000 s, of which this was waited, the last of it until now."""
-        now_s = time.monotonic()
-        ours._reported = (now_s - 100e3, ours.standing.waited_s)
-        ours.standing.waited_s += waited_s
-        ours.outbox._waiting_since_s = now_s - waiting_s if waiting_s else 0.0
-        return ours._measure_waited_permille()
-
-    assert told(0.0) == 0
-    assert told(30e3) == pytest.approx(300, abs=1)
-    assert told(30e3, waiting_s=40e3) == pytest.approx(700, abs=1)
-    assert told(200e3) == 1000
-    assert told(-5e3) == 0, "what was counted as waiting meanwhile is counted once"
-    at_s, waited_s = ours._reported
-    assert at_s == pytest.approx(time.monotonic(), abs=60)
-    assert waited_s == pytest.approx(255e3, abs=0.1)
-
-
 def test_a_mistake_in_the_thread_is_raised_where_somebody_waits(ends, ours):
     ours.attach(None)
     broken = ZeroDivisionError("a mistake of ours")

@@ -200,8 +200,9 @@ def test_hello_says_who_we_are_and_offers_the_slots(ends):
     ends.open()
     hello = ends.greet(lock_byte=2)
     assert hello == m.Hello(
-        job=SPEC.job, stream="train", incarnation=77, shared=ends.memory.offer(2), verify=True, seal=None
-    )
+        job=SPEC.job, stream="train", incarnation=77, name="here:1", rank=0, shared=ends.memory.offer(2), verify=True,
+        seal=None,
+    )  # fmt: skip
     assert hello.shared.lock_byte == 2
 
 

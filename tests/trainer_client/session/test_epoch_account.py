@@ -38,6 +38,7 @@ def _header(**more: Any) -> Pushed:
         "rows": 2,
         "masked": 1,
         "build_us": 30_000,
+        "held_us": 40_000,
         "waiting": 0,
         "reason": "",
         "reasons": (),
@@ -130,19 +131,46 @@ def test_what_is_beyond_building_is_the_way_here() -> None:
 def test_an_epoch_s_line() -> None:
     accounts = Accounts(FIELDS)
     for number in range(4):
-        _read(accounts, at_s=100.0 + number, wait_s=0.25, number=number)
+        _read(accounts, at_s=100.0 + number, wait_s=0.25, number=number, in_slot=False)
         accounts.count_trained(0, number)
     account = accounts.close(0)
     assert account is not None
     assert account.log_fields(now_s=103.75, batches=4) == {
+        "limit": "loaders",
         "steps": 4,
         "seconds": 4.0,
+        "steps_per_s": 1.0,
         "waiting": 0.25,
+        "build": 0.03,
+        "transfer": 0.22,
+        "conversion": 0.01,
         "padding": round(1 - 140 / 360, 4),
         "shapes": 1,
         "masked": 4,
         "complete": 1.0,
     }
+
+
+@pytest.mark.parametrize(("waited_s", "limit"), [(0.0, "trainers"), (0.049, "trainers"), (0.05, "loaders")])
+def test_an_epoch_s_line_says_who_was_waited_for(waited_s: float, limit: str) -> None:
+    accounts = Accounts(FIELDS)
+    _read(accounts, at_s=1.0, wait_s=0.0)
+    accounts.count_step_wait(0, waited_s)
+    account = accounts.close(0)
+    assert account is not None
+    assert account.log_fields(now_s=2.0, batches=1)["limit"] == limit
+
+
+def test_of_an_epoch_that_trainers_share_the_line_has_the_share() -> None:
+    accounts = Accounts(FIELDS)
+    for number in (3, 7):
+        _read(accounts, at_s=1.0, number=number)
+        accounts.count_trained(0, number, stop=number + 1)
+    account = accounts.close(0)
+    assert account is not None
+    line = account.log_fields(now_s=2.0, batches=8, is_shared=True)
+    assert line["share"] == 0.25
+    assert "complete" not in line
 
 
 @pytest.mark.heritage("R8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import types
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,20 @@ class Receiver:
     def __init__(self, epoch):
         self.spec, self.epoch = SPEC, epoch
         self.standing = types.SimpleNamespace(trained_to=None)
+        self.asked = []
 
     def ask_state(self):
         return DoneSet((EpochDone(self.epoch, 3, (1,)), EpochDone(self.epoch + 1, 1, ())))
+
+    def begin_asking_state(self):
+        self.asked.append(Future())
+        return self.asked[-1]
+
+    def wait_for(self, answer, *, timeout_s):
+        return answer.result(0)
+
+    def ask_batches(self, epoch, group):
+        return 4
 
 
 def account(at, queue_at):
@@ -81,3 +93,17 @@ def test_in_a_queue_a_framework_s_elements_are_watched_and_what_needs_lockstep_i
         leases.refuse_queue(error)
     assert caught.value is error
     assert leases.step_of_results(7) == 0
+
+
+def test_how_much_is_done_is_what_all_trainers_did_by_the_last_answer():
+    leases, receiver = account(2, 2)
+    # The coordinator has not answered yet: nobody waits for it, and it is not asked twice.
+    assert leases.epochs_done() == leases.epochs_done() == (2.0, None)
+    (first,) = receiver.asked
+    first.set_result(receiver.ask_state())
+    # Two of four of epoch 2, and one of four of epoch 3, which was begun when nothing of epoch 2 was left to lease.
+    assert leases.epochs_done() == (2.75, 4)
+    assert leases.epochs_done() == (2.75, 4)
+    assert len(receiver.asked) == 2
+    receiver.asked[1].set_result(DoneSet((EpochDone(3, 0, ()),)))
+    assert leases.epochs_done() == (3.0, 4)

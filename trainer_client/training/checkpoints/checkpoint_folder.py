@@ -26,9 +26,9 @@ import numpy as np
 import xxhash
 
 from shared.errors import DataError, WorldChangedError
-from shared.logs import Log
 from shared.stores.own_files import draft_of, open_own, refuse_closed
 from shared.system.system_errors import system_error
+from trainer_client.network.trainer_log import process_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -81,7 +81,7 @@ class CheckpointFolder:
         self.newest_used: Path | None = None
         #: Files that were passed over, because they are damaged.
         self._damaged: set[Path] = set()
-        self._log = Log("trainer")
+        self._log = process_log()
 
     def __str__(self) -> str:
         return str(self._folder)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from shared.errors import EndedError, SettingsError, WorldChangedError
-from shared.logs import Log
 from trainer_client.tf.dataset import ranks_of
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 from trainer_client.training.checkpoints.fit_stand_ins import (
@@ -107,7 +106,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             )  # fmt: skip
         self.times: EpochTimes | None = None
         self._session = feed._session
-        self._log = Log("trainer", stream=self._session.spec.stream)
+        self._log = self._session.log
         self._folder = CheckpointFolder(folder, keep, chained=self._session.is_elastic)
         self._every = every
         self._early_stop = early_stop

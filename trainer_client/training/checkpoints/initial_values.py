@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import DataError, SettingsError
-from shared.logs import Log
+from trainer_client.network.trainer_log import process_log
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class InitialValues:
         for name, variable in zip(names, model.variables, strict=True):
             if name in matched.pairs:
                 variable.assign(values[matched.pairs[name]])
-        Log("trainer").info(
+        process_log().info(
             "initial values are loaded", file=where, loaded=list(matched.pairs), kept=list(matched.kept),
             unused=list(matched.unused),
         )  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import DataError
-from shared.logs import Log
+from trainer_client.network.trainer_log import process_log
 from trainer_client.training.checkpoints.checkpoint_folder import TABLES, CheckpointFolder
 from trainer_client.training.checkpoints.initial_values import variable_names
 from trainer_client.training.checkpoints.saved_tables import SavedTables, record_of_tables
@@ -43,7 +43,7 @@ class SavedRun:
         self._folder = CheckpointFolder(folder, keep)
         self._writes = writes
         self._initial = initial
-        self._log = Log("trainer")
+        self._log = process_log()
         #: The served tables of the checkpoint that was read last; None: there was none.
         self.tables: SavedTables | None = None
 

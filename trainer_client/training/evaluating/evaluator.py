@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from shared.errors import SettingsError
-from shared.logs import Log
 from shared.wire.message_parts import MOST_STATE_BYTES
+from trainer_client.network.trainer_log import process_log
 from trainer_client.training.checkpoints.saved_model import assign_values
 from trainer_client.training.evaluating.evaluation_sums import OwnSums
 
@@ -172,7 +172,7 @@ class Evaluator:
         try:
             self._step.get_concrete_function(*keras.utils.unpack_x_y_sample_weight(spec), tf.TensorSpec((), tf.bool))
         except Exception as error:  # a model may raise anything if it needs a size
-            Log("trainer").info(
+            process_log().info(
                 "an evaluation is traced for each shape: it fails where sizes are open", error=str(error)
             )
 
@@ -387,6 +387,6 @@ def describe(thing: Any) -> str:
         try:
             config = thing.get_config()
         except Exception as error:  # a class of the user's may raise anything, or have none: its name has to do
-            Log("trainer").info("a metric or loss has no configuration: its name stands for it", name=name, error=error)
+            process_log().info("a metric or loss has no configuration: its name stands for it", name=name, error=error)
     settings = json.dumps(config, sort_keys=True, default=lambda other: type(other).__name__)
     return f"{type(thing).__name__}:{name}{settings}"

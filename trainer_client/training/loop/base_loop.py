@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from shared.errors import DataError, SettingsError
-from shared.logs import Log
 from trainer_client.training.checkpoints.saved_model import SavedRun, assign_values, plain_value
 from trainer_client.training.loop.step import NOT_FINITE, TrainStep, refuse_own_train_step
 from trainer_client.training.loop.teller import Teller
@@ -82,7 +81,7 @@ class BaseLoop:
         self._writes = writes
         #: Means over the epoch in training.
         self._noted = NotedMeans()
-        self._log = Log("trainer", stream=session.spec.stream)
+        self._log = session.log
         #: Rows when steps were last counted, and steps at the last checkpoint.
         self._rows = self._saved_steps = 0
         #: When the last checkpoint was written, or the loop was made.

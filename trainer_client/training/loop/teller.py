@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from shared.logs import Log
 from trainer_client.training.runs.printed_lines import spell_time
 from trainer_client.training.runs.summaries import Summaries
 from trainer_client.training.runs.until import NotedMeans
@@ -97,7 +96,7 @@ class Teller:
         self._noted = NotedMeans()
         self._is_quiet = is_quiet
         self._summaries = Summaries(summaries) if summaries is not None and not is_quiet else None
-        self._log = Log("trainer", stream=session.spec.stream)
+        self._log = session.log
         #: The figures at the last line.
         self._before = self._figures(0)
         #: Smoothed numbers of ready and of staged batches; empty before the first step. If both are near 0, the loaders
@@ -151,14 +150,8 @@ class Teller:
         loss, self._noted = self._noted.means(), NotedMeans()  # over samples: a batch with few rows counts for few
         now = self._figures(totals.steps)
         rates, self._before = Rates.between(self._before, now), now
-        epoch = float(session.cursor.at.epoch)
-        rounds = session.cursor.epoch_rounds()
-        if rounds is not None:
-            # The part of the epoch that is done, as its rounds are those in all and those that are left.
-            epoch += 1 - rounds[1] / max(rounds[0], 1)
-        left_s = seconds_left(
-            rates.steps_per_s, progress.left(epoch), epoch_steps=None if rounds is None else rounds[0]
-        )
+        epoch, epoch_steps = session.cursor.epochs_done()
+        left_s = seconds_left(rates.steps_per_s, progress.left(epoch), epoch_steps=epoch_steps)
         print(progress_line((epoch, totals.steps), loss.get("loss"), rates, left_s, self.scope), flush=True)
         values = {**loss, "steps_per_s": rates.steps_per_s, "waiting": rates.waiting, "padding": rates.padding}
         values |= zip(("batches_ready", "batches_staged"), self._ahead, strict=False)

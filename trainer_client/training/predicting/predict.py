@@ -19,9 +19,9 @@ import numpy as np
 
 from shared.errors import DataError, SettingsError
 from shared.hashing import digest64
-from shared.logs import Log
 from shared.quick_import import quick_import
 from shared.stores.own_files import refuse_closed
+from trainer_client.network.trainer_log import process_log
 from trainer_client.tf.element_structure import ElementStructure
 from trainer_client.training.checkpoints.checkpoint_folder import CheckpointFolder
 from trainer_client.training.evaluating.evaluate import models_own, no_checkpoint
@@ -208,7 +208,7 @@ def _sink(order: PredictOrder) -> PredictionParts | _Processor:
         return PredictionParts(order.output)
     processor = order.module.find_function("prediction_processor")
     if processor is None:
-        Log("trainer").warning(
+        process_log().warning(
             "outputs go nowhere: name a file with --output, or write a prediction_processor in the model's module",
             module=order.module.name,
         )

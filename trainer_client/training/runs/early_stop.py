@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import keras
 
 from shared.errors import SettingsError
-from shared.logs import Log
+from trainer_client.network.trainer_log import process_log
 from trainer_client.training.runs.stop_rules import StopRule, stopping_rule
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
             self.reason = ""
             return
         self.reason = f"{self._monitor} is {values[-1]:g} after {len(values)} evaluations: {rule}"
-        Log("trainer").info("stopped early", reason=self.reason)
+        process_log().info("stopped early", reason=self.reason)
 
     def state(self) -> dict[str, Any]:
         """Return the values so far, for a checkpoint.

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.errors import RefusedError, WorldChangedError
-from shared.logs import Log
 from shared.silence import GONE_AFTER
 from trainer_client.connecting import connect
 from trainer_client.feed import Feed
@@ -70,7 +69,7 @@ def run_elastic(
     """
     feed = _placed(partial(connect, endpoint, elastic=elastic, **settings))
     while feed is not None:
-        log = Log("trainer", rank=feed.rank, world=feed.world)
+        log = feed._session.log.bind(world=feed.world)
         log.info("a world begins")
         # The end of `train` is not the end of the run: `end_together` waits until all trainers are done.
         feed._session.ends_later = True

@@ -130,8 +130,11 @@ class RunProgress:
         steps, epochs, seconds = (None if limit is None else limit - done for limit, done in pairs)
         return steps, epochs, seconds
 
-    def finish(self) -> None:
-        """Print totals, time and reason of the run's end, on the rank that prints."""
+    def finish(self, *, is_share: bool = False) -> None:
+        """Print totals, time and reason of the run's end, on the rank that prints.
+
+        With `is_share` the line says that other processes trained on samples as well.
+        """
         totals = self.totals
         if self._prints:
-            print(finished_line(totals.words(), totals.seconds, self.reason), flush=True)
+            print(finished_line(totals.words(is_share=is_share), totals.seconds, self.reason), flush=True)

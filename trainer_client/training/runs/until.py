@@ -44,9 +44,12 @@ class RunTotals:
         """Return the totals in a checkpoint; what an earlier release, or a run without a target, lacks is 0."""
         return cls.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)})
 
-    def words(self) -> list[str]:
-        """Return the totals in words, for the line that says how a run ended."""
-        return [f"{self.epochs} epochs", f"{self.steps} steps", f"{self.samples} samples"]
+    def words(self, *, is_share: bool = False) -> list[str]:
+        """Return the totals in words, for the line that says how a run ended.
+
+        With `is_share` the words name the samples as those of this process; steps are those of all processes then.
+        """
+        return [f"{self.epochs} epochs", f"{self.steps} steps", f"{self.samples} samples{' here' * is_share}"]
 
 
 class NotedMeans:

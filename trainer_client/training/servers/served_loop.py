@@ -422,7 +422,7 @@ class ServedLoop(BaseLoop):
         if self._worker.is_chief:
             self._session.end_run(self.reason, epoch=self._progress.totals.epochs, step=0)
         self._saved.mark(finished=True)
-        self._progress.finish()
+        self._progress.finish(is_share=self._worker.workers > 1)
 
     # --- saving ---
 

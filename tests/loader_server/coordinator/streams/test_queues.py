@@ -110,7 +110,8 @@ class TestLeases:
         orders = state.handle(Received(b"me", outcomes(done=(Lease(0, 7, 1),))), 0.0)
         (warning,) = [one for one in orders if isinstance(one, Warn)]
         assert "never leased" in warning.event
-        assert warning.fields == {"stream": "train", "work": "train", "epoch": 0, "number": 7}
+        about = {"stream": "train", "trainer": "host:0", "run": f"{1000:016x}"}
+        assert warning.fields == {**about, "work": "train", "epoch": 0, "number": 7}
         assert state.report(0.0)["streams"]["train"]["queue"]["train"]["unknown"] == 1
 
     def test_whoever_waits_is_called_when_another_leaves(self):
@@ -245,7 +246,7 @@ class TestBook:
         orders = state.handle(Received(b"me", outcomes(1, book=BookMark(99, 1))), 0.0)
         (warning,) = [one for one in orders if isinstance(one, Warn)]
         assert "lost journal" in warning.event
-        assert warning.fields == {"stream": "train", "trainer": 1}
+        assert warning.fields == {"stream": "train", "trainer": "host:0", "run": "0000000000000001"}
 
     def test_after_a_restart_it_is_the_same_and_goes_on(self):
         before = joined(1)

@@ -62,6 +62,7 @@ def test_limits_and_totals_in_words():
     assert str(RunLimits(epochs=None, steps=0, max_time_s=None)) == "0 steps"
     line = finished_line(THERE.words(), 3 * 86_400 + 3_599.9, "5 epochs are reached")
     assert line == "FINISHED: 5 epochs, 70 steps, 900 samples, 72:59:59: 5 epochs are reached"
+    assert THERE.words(is_share=True) == ["5 epochs", "70 steps", "900 samples here"]
     assert [spell_time(seconds) for seconds in (0, 59.99, 61, 86_400)] == ["0:00:00", "0:00:59", "0:01:01", "24:00:00"]
 
 

@@ -323,7 +323,7 @@ def test_a_step_that_came_too_late_has_no_line(served, tmp_path, capsys, monkeyp
     monkeypatch.setattr(ServedModel, "push", lambda *how: False if next(late, False) else push(*how))
     train(served, tmp_path, (6,), tell_every=2)
     lines = [line for line in capsys.readouterr().out.splitlines() if " steps/s" in line]
-    assert [line.partition(":")[0] for line in lines] == ["epoch 0.00, step 2"]
+    assert [line.partition(":")[0] for line in lines] == ["epoch 0.33, step 2"]
 
 
 def test_the_epochs_line_has_all_workers_and_others_say_that_they_are_of_this_process(served, tmp_path, capsys):
@@ -331,7 +331,7 @@ def test_the_epochs_line_has_all_workers_and_others_say_that_they_are_of_this_pr
     whole = MeansOfTrainers(means={"loss": 0.25}, rows=99, parts=2, trainers=2)
     train(served, tmp_path, (2, 2), losses, workers=2, gathered={1: whole}, tell_every=2)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("epoch 0.00, step 2: ")
+    assert lines[1].startswith("epoch 1.00, step 2: ")
     assert f" steps/s; this process: loss {np.average(losses.steps[:2], weights=[4, 2]):.4f}, waiting " in lines[1]
     assert lines[2] == "epoch 1 is over, step 2 (99 samples of 2 processes): loss 0.2500"
     assert lines[4].startswith("epoch 2 is over, step 4 (6 samples of 1 process): loss ")
@@ -344,8 +344,8 @@ def test_lines_count_the_steps_of_all_workers(served, tmp_path, capsys, monkeypa
     train(served, tmp_path, (4,), tell_every=4)
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines if " steps/s" in line] == [
-        "epoch 0.00, step 4",
-        "epoch 0.00, step 8",
+        "epoch 0.50, step 4",
+        "epoch 1.00, step 8",
     ]
     assert "epoch 1 is over, step 8" in lines[-2]
     assert lines[-1].startswith("FINISHED: 1 epochs, 8 steps, ")
