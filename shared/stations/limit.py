@@ -32,7 +32,17 @@ if TYPE_CHECKING:
 
     from shared.stations.closed_loop import TrainerTimes
 
-__all__ = ["LIMITS", "Gains", "JobLimit", "JobTimes", "TrainerStation", "WorkerStation", "find_limit", "sentence"]
+__all__ = [
+    "LIMITS",
+    "Gains",
+    "JobLimit",
+    "JobTimes",
+    "TrainerStation",
+    "WorkerStation",
+    "busy_shares",
+    "find_limit",
+    "sentence",
+]
 
 #: All limits that there may be.
 LIMITS = ("nobody", "trainers", "rank", "window", "wire", "transforms", "reads", "worker", "host")
@@ -50,6 +60,8 @@ _IDLE, _MUCH = 0.7, 0.25
 _LIKENESS = 0.10
 #: Share of the time in which processes that could run do not, from which a host counts as full.
 _FULL = 0.2
+#: A gain from which on people hear how many times the rate there would be.
+_TIMES = 4.0
 #: Times that are measured as nothing.
 _LEAST_S = 1e-6
 
@@ -136,6 +148,11 @@ def _among_stations(job: JobTimes, now: float) -> tuple[str, str]:
     return "host" if limit == "transforms" and _is_held_up(job) else limit, ""
 
 
+def busy_shares(job: JobTimes) -> dict[str, float]:
+    """Return the share of the time in which each kind of station is busy, by limit; trainers are busy in steps."""
+    return {limit: _busy(job, limit) for limit in ("reads", "transforms", "wire", "trainers")}
+
+
 def sentence(verdict: JobLimit) -> str:
     """Return the verdict as one line for people, with what would be gained; "gain unknown" if that is not known."""
     if verdict.limit == "nobody":
@@ -170,6 +187,8 @@ def _gained(gains: Gains | None) -> str:
 
 
 def _percent(gain: float) -> str:
+    if gain >= _TIMES:
+        return f"{1 + gain:.0f} times"
     return "+0 %" if gain < _NO_GAIN / 3 else f"+{100 * gain:.0f} %"
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shared.stations.closed_loop import TrainerTimes, WorkerTimes
-from shared.stations.limit import JobLimit, JobTimes, TrainerStation, WorkerStation, find_limit
+from shared.stations.limit import JobLimit, JobTimes, TrainerStation, WorkerStation, busy_shares, find_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["limit_of_report"]
+__all__ = ["limit_of_report", "stations_of_report"]
 
 #: The times that a report covers, in seconds: the shorter one tells what limits the job now, the longer one what it
 #: would gain.
@@ -31,6 +31,12 @@ def limit_of_report(report: Mapping[str, Any]) -> JobLimit:
     now = find_limit(_job_times(report, _NOW))
     steady = find_limit(_job_times(report, _STEADY))
     return JobLimit(now.limit, now.who, now.busy, steady.gains if steady.limit == now.limit else now.gains)
+
+
+def stations_of_report(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return the share of the last seconds in which each kind of station was busy; none if that is unknown."""
+    job = _job_times(report, _NOW)
+    return busy_shares(job) if job.workers and job.trainers else {}
 
 
 def _job_times(report: Mapping[str, Any], over: str) -> JobTimes:

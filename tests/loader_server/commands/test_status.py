@@ -18,10 +18,11 @@ from tests.support.coordinator import SETTINGS, View, attach, beat, coordinator,
 from tests.support.elastic_members import Run
 
 
-def shown(state: CoordinatorState, **more: object) -> list[str]:
-    """The lines, with single spaces, without frames."""
+def shown(state: CoordinatorState, most_workers: int | None = None, **more: object) -> list[str]:
+    """The lines, with single spaces."""
     out = io.StringIO()
-    Console(file=out, width=400, no_color=True).print(tables(with_limit(state.report(1.0) | {"cut": {}} | more)))
+    report = with_limit(state.report(1.0) | {"cut": {}} | more)
+    Console(file=out, width=400, no_color=True).print(tables(report, most_workers=most_workers))
     return [" ".join(line.replace("│", " ").replace("┃", " ").split()) for line in out.getvalue().splitlines()]
 
 
@@ -41,29 +42,31 @@ def test_an_idle_job_is_shown_without_guesses():
 
 def test_what_was_read_stands_beside_what_was_trained():
     lines = shown(told(attach(0, 2, replicas=2), progress(0, 0, 25, read_number=33)))
-    assert "train 0 25 33 100 25.0% 2 0% ranks 0-1 of 2 (host:0)" in lines
+    assert "train 0 25 100 33 0% - - 1" in lines
+    assert "train is read by ranks 0-1 of 2 (host:0)" in lines
 
 
 def test_a_trainer_that_reads_the_next_epoch_already_is_shown_so():
     lines = shown(told(attach(), progress(0, 0, 99, read_epoch=1, read_number=2)))
-    assert "train 0 99 2 of epoch 1 100 99.0% 1 0% rank 0 of 1 (host:0)" in lines
+    assert "train 0 99 100 2 of epoch 1 0% - - 1" in lines
 
 
 @pytest.mark.parametrize(
     ("waited", "line"),
     [
-        (900, "limit: transforms in workers (98 % busy); 1 more worker +100 %, endless loaders +880 %"),
+        (900, "limit: transforms in workers (98 % busy); 1 more worker +100 %, endless loaders 10 times"),
         (10, "limit: trainers (99 % of their time in steps); endless loaders would gain nothing"),
     ],
 )
-def test_the_last_line_says_what_limits_the_job(waited, line):
+def test_the_first_line_says_what_limits_the_job(waited, line):
     state = told(register(), attach())
     for second in range(6):  # 100 ms a batch in the worker
         built = 10 * second
         busy = replace(beat(busy_us=98_000 * built), built=built, read_us=2000 * built, awaited_us=0)
         state.handle(Received(b"1", busy), float(second))
         state.handle(Received(b"1000", progress(0, 0, built, waited_permille=waited)), float(second))
-    assert shown(state)[-1] == line
+    assert shown(state)[1] == line
+    assert shown(state)[2].startswith("busy: reads ")
 
 
 @pytest.mark.parametrize(
@@ -84,8 +87,47 @@ def test_native_code_that_may_not_keep_to_the_processor_level_is_named():
 
 def test_workers_are_shown_by_their_last_heartbeat_two_of_one_name_too():
     lines = shown(told(register(incarnation=1), register(incarnation=2), beat(incarnation=1)))
-    assert "w0 tcp://127.0.0.1:11 1 2 3 4 45% 1.0" in lines
-    assert "w0 tcp://127.0.0.1:12 0 0 0 0 - 1.0" in lines
+    assert "w0 127.0.0.1:11 - 1 2 3 4 45% 1.0" in lines
+    assert "w0 127.0.0.1:12 - 0 0 0 0 - 1.0" in lines
+
+
+def test_on_a_screen_workers_that_are_out_of_line_come_first_and_the_others_are_counted():
+    masks = replace(beat("vm-11", 11), remote_bytes=0, remote_found=0)
+    state = told(*(register(f"vm-{number}", number) for number in range(1, 13)), masks)
+    names = [line.split()[0] for line in shown(state) if line.startswith("vm-")]
+    assert names == ["vm-11", *(f"vm-{number}" for number in range(1, 13) if number != 11)], "vm-2 before vm-10"
+    few = shown(state, most_workers=3)
+    assert [line.split()[0] for line in few if line.startswith("vm-")] == ["vm-11", "vm-1", "vm-2"]
+    assert "and 9 more, all well" in few
+    assert "and 12 more, 1 of them out of line" in shown(state, most_workers=0)
+
+
+def test_a_busy_job_fits_on_80_columns_and_24_lines():
+    state = told(*(register(f"vm-{number}", number) for number in range(20)))
+    world = [attach(rank, 50, name=f"gpu{rank}:{1000 + rank}") for rank in range(50)]
+    told(*world, state=state)
+    for second in range(8):
+        for number in range(20):
+            built = 9 * second
+            busy = replace(
+                beat(f"vm-{number}", number, busy_us=98_000 * built),
+                built=built,
+                masked=0,
+                remote_bytes=0,
+                remote_found=0,
+            )
+            state.handle(Received(b"%d" % number, busy), float(second))
+        for rank in range(50):
+            read = progress(rank, 0, 3 * second, waited_permille=700 + 3 * rank)
+            state.handle(Received(b"%d" % read.incarnation, read), float(second))
+    out = io.StringIO()
+    console = Console(file=out, width=80, height=24, no_color=True)
+    console.print(tables(with_limit(state.report(8.0) | {"cut": {}}), most_workers=12))
+    lines = out.getvalue().splitlines()
+    assert len(lines) <= 24, out.getvalue()
+    assert lines[1].startswith("limit: ")
+    assert "train is read by 50 trainers; most waits rank 49 of 50 (gpu49:1049), 85%" in lines
+    assert any(line.startswith("and 8 more, all well") for line in lines)
 
 
 def test_what_workers_read_of_remote_files_is_shown_where_there_are_any():
@@ -103,9 +145,10 @@ def test_of_many_trainers_some_are_named_and_what_was_cut_is_said():
     state = CoordinatorState(replace(SETTINGS, group=1), {"dev": View(evaluation=True)})
     told(*(attach(stream="dev", incarnation=number, name=f"r{number:02d}") for number in range(20)), state=state)
     lines = shown(state, cut={"trainers": 7, "workers": 2})
-    (row,) = [line for line in lines if line.startswith("dev")]
+    (row,) = [line for line in lines if line.startswith("dev is")]
     assert row.endswith("rank 0 of 1 (r06), rank 0 of 1 (r07), and 12 more")
-    assert lines[-2:] == [
+    at = lines.index(row)
+    assert lines[at + 1 : at + 3] == [
         "and 7 more trainers: the report is cut to what a message carries",
         "and 2 more workers: the report is cut to what a message carries",
     ]
@@ -122,7 +165,8 @@ def test_a_stream_in_queue_mode_shows_its_leases_and_what_was_given_up():
     lines = shown(state)
     assert "train train 0 95 3 2 1 0 0 1" in lines
     # No rank, and no place that was read up to: both trainers may have any batch.
-    assert "train 0 2 - 100 2.0% 1 - host:0" in lines
+    assert "train 0 2 100 - - - - 1" in lines
+    assert "train is read by host:0" in lines
     assert "train (train): tries failed: loss is not finite (1)" in lines
     given_up = "train (train): batches were given up because trainers failed at them too often: "
     assert f"{given_up}0 of epoch 0 (loss is not finite)" in lines
@@ -193,7 +237,7 @@ class TestElastic:
         run = Run()
         run.start()
         run.tick()
-        assert shown(run.state)[-1] == "train: nobody trains, 1 more of at least 2 trainers are waited for"
+        assert "train: nobody trains, 1 more of at least 2 trainers are waited for" in shown(run.state)
         run.start()
         run.start()
         run.go_on(3)
@@ -212,7 +256,7 @@ class TestVerifiers:
         lines = shown(told(attach(), verifier, read))
         at = lines.index("verified by epoch read of silent s")
         assert "train here:9 3 41 100 1.0" in lines[at:]
-        assert "train 0 0 0 100 0.0% 1 - rank 0 of 1 (host:0)" in lines
+        assert "train is read by rank 0 of 1 (host:0)" in lines
 
     def test_nobody_means_no_table(self):
         assert not [line for line in shown(told(attach())) if "verified" in line]
