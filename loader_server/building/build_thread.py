@@ -224,7 +224,7 @@ class BuildThread:
     def _take_next(self) -> bool:
         """Wait for the next build, and carry it out or postpone it; return False at the end, otherwise True.
 
-        Return True without a build when postponed builds are due a look. ReadError of `_take_in` passes through.
+        Return True without a build when postponed builds are due a look. Errors of a build become its outcome.
         """
         try:
             while not self._at_hand:
@@ -252,7 +252,7 @@ class BuildThread:
         """Put the build at hand; if it has to be read, have a reader prepare it, and wait a moment for it.
 
         Nothing is read for a cancelled build, or for None, which ends the queue. After a read that did not end at once,
-        the next `_UNWAITED` reads are not waited for. ReadError of `submit` passes through.
+        the next `_UNWAITED` reads are not waited for. Nothing is raised: `wait_for` raises the error of a failed read.
         """
         self._at_hand.append(build)
         if build is None or not build.reads or build.cancelled:

@@ -163,7 +163,7 @@ class ReadAhead:
         threading.Thread(target=self._run, name="stoker-read", daemon=True).start()
 
     def submit(self, work: Callable[[Callable[[int], None]], T], name: Callable[[int], str]) -> PendingRead[T]:
-        """Start a read in a thread; if too many threads hang, the read fails at once with ReadError.
+        """Start a read in a thread; if too many threads hang, it fails at once with ReadError, for `wait_for` to raise.
 
         `work` calls its argument with each sample before reading it; `name` names a sample in errors.
         """

@@ -464,7 +464,7 @@ class Coordinator:
             self._log.debug("peer is gone")
 
     def _close(self) -> None:
-        """Send what is queued, write what waits for the disk a last time, and give up endpoint file and journal."""
+        """Send and write what still waits, then give up endpoint file and journal; OSError of these passes through."""
         self.doors.close()
         if self._bundle is not None:
             self._bundle.close()

@@ -167,7 +167,7 @@ class SampleStore:
                 os.posix_fallocate(handle, 0, self._segment_bytes)
 
     def _end_segment(self) -> None:
-        """Finish the segment that is being written, if there is one, and cut its unused rest."""
+        """Finish the segment being written, if there is one, and cut its unused rest; raise OSError if that fails."""
         if self._handle >= 0:
             _cut(self._path(self._number), self._handle, self._end)
             os.close(self._handle)
