@@ -154,7 +154,7 @@ def narrowed(table: LengthTable, limits: Limits, tally: LengthTally) -> LengthTa
     """Return the tally of the samples within narrower limits, in the same buckets up to the last that has any.
 
     Larger buckets are cut off so that leftovers of short samples do not spill into shapes of longer ones. Raise
-    DataError if no sample is within the limits.
+    DataError if no sample is within the limits. Errors of the table pass through.
     """
     reading = _LengthPasses(table, limits, _show_nothing, 0)
     first_look, _ = _look_first(reading)
@@ -198,7 +198,7 @@ class _LengthPasses:
 def _look_first(reading: _LengthPasses) -> tuple[dict[str, Integers], int]:
     """Return what the first pass over all lengths gives: the arrays of a tally, and the sum of planned lengths.
 
-    Raise DataError if no sample is left.
+    Raise DataError if no sample is left. Errors of the table and of `progress` pass through.
     """
     limits, histogram, total = reading.limits, LengthHistogram(), 0
     dropped, above = np.zeros(len(_REASONS) + 1, np.int64), np.zeros(1, np.int64)
@@ -229,7 +229,7 @@ def _longest_run(table: LengthTable) -> Integers:
 def bucket_of(
     lengths: Mapping[str, Integers], limits: Limits, edges: Integers, others: Mapping[str, Integers]
 ) -> Integers:
-    """Return the bucket of each sample, -1 if it is dropped."""
+    """Return the bucket of each sample, -1 if it is dropped; that the last edge covers it is not checked."""
     bucket = np.searchsorted(edges[:: limits.subs], lengths[limits.key]) * limits.subs
     if limits.sub_key is not None:
         for sub in range(limits.subs - 1):

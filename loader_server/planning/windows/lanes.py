@@ -26,7 +26,7 @@ __all__ = ["balanced", "in_lanes"]
 
 
 def in_lanes(filling: Filling, candidates: Candidates, key: str, length: int) -> WindowPlan:
-    """Lay a window's runs into lanes; each group then takes the next chunk of every lane."""
+    """Lay a window's runs into lanes: each group takes the next chunk of every lane that has one left."""
     begins = _run_begins(candidates)
     firsts = np.flatnonzero(begins)
     sizes = np.diff(np.append(firsts, len(begins)))
