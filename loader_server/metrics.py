@@ -10,6 +10,7 @@ from collections import Counter
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from loader_server.leases.table_counts import NO_REASON, TOOK_TOO_LONG
 from shared.metrics.names import GARBAGE, Declarations
 from shared.metrics.server import MetricSamples
 
@@ -155,6 +156,13 @@ LEASES = _coordinator.gauge(
     "Batches of the epochs under way in queue mode, by what became of them: open, running, done, or given up in all.",
     "If some are given up, `loader-server status` names them: look at the errors that trainers reported.",
     ("stream", "work", "state"),
+)
+FAILED_TRIES = _coordinator.counter(
+    "stoker_failed_tries_total",
+    "Tries at leased batches that were lost in queue mode, by the reason that the trainer gave; past 32 reasons of a "
+    "kind of work, as other reasons.",
+    "Look at the most frequent reason in the trainers' logs: a batch that fails too often is given up.",
+    ("stream", "work", "reason"),
 )
 ELASTIC = _coordinator.gauge(
     "stoker_elastic_trainers",
@@ -364,6 +372,7 @@ def _streams(streams: dict[str, dict[str, Any]], culprits: list[dict[str, Any]])
     convicted = Counter(culprit["stream"] for culprit in culprits)
     yield MetricSamples(CULPRITS, {(name,): convicted[name] for name in streams})
     yield MetricSamples(LEASES, dict(_leases(streams)))
+    yield MetricSamples(FAILED_TRIES, dict(_failed_tries(streams)))
     yield from _elastic(_present(streams, "elastic"))
     yield MetricSamples(RESULTS, dict(_results(_present(streams, "results"))))
     yield _by_stream(WAITED, streams, lambda stream: (stream["waited_permille"] or 0) / 1000)
@@ -398,6 +407,14 @@ def _leases(streams: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
     for name, stream in streams.items():
         for work, table in (stream["queue"] or {}).items():
             yield from (((name, work, state), table[key]) for key, state in _STATES.items())
+
+
+def _failed_tries(streams: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield the lost tries by stream, kind of work and reason: those that are not a trainer's words from 0 on."""
+    for name, stream in streams.items():
+        for work, table in (stream["queue"] or {}).items():
+            reasons = dict.fromkeys((NO_REASON, TOOK_TOO_LONG), 0) | table["reasons"]
+            yield from (((name, work, reason), times) for reason, times in reasons.items())
 
 
 # --- both ---

@@ -61,6 +61,15 @@ _TRAIN_NEEDS = {
 _LARGEST = 1e8
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help with the lines of examples as they are, and an action's own account of its arguments."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        """Return the action's `shown_arguments`, or what argparse makes of its number of arguments if it has none."""
+        # For one or two arguments argparse would show "HOST [FOLDER ...]", as for any number.
+        return getattr(action, "shown_arguments", "") or super()._format_args(action, default_metavar)
+
+
 def command_named(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
@@ -74,7 +83,7 @@ def command_named(
         help=line,
         description=full,
         epilog=examples,
-        formatter_class=argparse.RawDescriptionHelpFormatter,  # or argparse would fill the lines of examples
+        formatter_class=_HelpFormatter,
     )
     command.set_defaults(run=run, refuse_usage=command.error)
     return command

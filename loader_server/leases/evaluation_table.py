@@ -18,9 +18,11 @@ import numpy as np
 
 from loader_server.leases.lease_book import NumberDone, StatesForgotten, StatesSummed, TableForgotten
 from loader_server.leases.lease_table import LeaseTable
+from loader_server.leases.table_counts import TableCounts
 from shared.wire.message_parts import PIECE_BYTES, DoneSet, EpochDone, MetricSums
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Iterator, MutableMapping
 
     from numpy.typing import NDArray
@@ -209,6 +211,8 @@ class Evaluations:
         self._tables = tables
         self._make = make
         self._keep = keep
+        #: The counts of dropped evaluations by stream, of which only reasons are kept.
+        self._dropped: dict[str, TableCounts] = {}
 
     def enter(self, outcomes: Outcomes) -> EvaluationTable | None:
         """Return the lease table of the evaluation in a message with states; None if there is no room for another one.
@@ -239,6 +243,10 @@ class Evaluations:
         for table in idle[: max(0, len(idle) - _MOST_KEPT)]:
             for fact in table.forgotten():
                 self._keep(fact)
+            # Otherwise the counters of a stream would fall, which Prometheus takes for a restart.
+            dropped = self._dropped.setdefault(stream, TableCounts())
+            for reason, times in table.counts.reasons.items():
+                dropped.add_reason(reason, times)
             del self._tables[stream, table.settings.work]
         return len(self._of(stream)) < _MOST_KEPT + _MOST_UNDER_WAY
 
@@ -246,6 +254,10 @@ class Evaluations:
         return [
             table for (name, _), table in self._tables.items() if name == stream and isinstance(table, EvaluationTable)
         ]
+
+    def dropped_reasons(self, stream: str) -> Counter[str]:
+        """Return the lost tries of the stream's dropped evaluations, by reason; empty if there were none."""
+        return self._dropped.get(stream, TableCounts()).reasons
 
     def report_of(self, stream: str) -> Iterator[dict[str, Any]]:
         """Yield the progress of each evaluation of a stream, the newest last; `batches` is None before it has any."""

@@ -39,10 +39,10 @@ class TableCounts:
     #: Lost tries, by reason.
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def add_reason(self, reason: str) -> None:
-        """Count a lost try under its reason, or with all other reasons if too many have a counter of their own."""
+    def add_reason(self, reason: str, times: int = 1) -> None:
+        """Count lost tries under their reason, or with all other reasons if too many have a counter of their own."""
         is_counted_apart = reason in self.reasons or len(self.reasons) < _MOST_REASONS
-        self.reasons[reason if is_counted_apart else OTHER_REASONS] += 1
+        self.reasons[reason if is_counted_apart else OTHER_REASONS] += times
 
 
 @dataclass(frozen=True, slots=True)

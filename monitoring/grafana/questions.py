@@ -311,6 +311,18 @@ _DATA = Row(
             queries=(Query('sum by (reason) (stoker_fallbacks_total{job="$job"})', "{{reason}}"),),
         ),
         Panel(
+            title="At which batches did trainers fail, and why?",
+            unit="none",
+            about="Lost tries in queue mode so far, by the reason that the trainer gave. A batch that fails too often is "
+            "given up: `loader-server status` names it.",
+            queries=(
+                Query(
+                    'sum by (stream, work, reason) (stoker_failed_tries_total{job="$job"})',
+                    "{{stream}} ({{work}}): {{reason}}",
+                ),
+            ),
+        ),
+        Panel(
             title="How much was made already?",
             unit="percentunit",
             about="Share of the samples that the feature cache had. Few after the first epoch: raise "

@@ -11,7 +11,10 @@ from rich.console import Console
 
 import trainer_client
 from loader_server.commands import status
-from tests.support.loaders import ask, running, write_job
+from loader_server.leases.table_counts import NO_REASON, TOOK_TOO_LONG
+from loader_server.metrics import FAILED_TRIES
+from tests.support.loaders import ask, running, wait_until, write_job
+from tests.support.scraping import fetch_metrics, read_targets
 
 STREAM = 'mode = "queue"\nlease_timeout = "20 s"\ntries = 2'
 
@@ -50,8 +53,17 @@ def test_failures_are_counted_by_reason(tmp_path):
                 batch.failed("out of memory")
         table = ask(loaders.endpoint)["streams"]["train"]["queue"]["train"]
         shown = _status(loaders.endpoint)
+        address = read_targets(job.parent / ".stoker" / "tones" / "targets")["coordinator"]["address"]
+        want = {"out of memory": 3, NO_REASON: 0, TOOK_TOO_LONG: 0}
+        wait_until(lambda: _counted(address) == want, "the metrics have the reasons", 20)
     assert (table["failed"], table["reasons"]) == (3, {"out of memory": 3})
     assert "train (train): tries failed: out of memory (3)" in shown
+
+
+def _counted(address: str) -> dict[str, float]:
+    """The counters of lost tries by reason."""
+    scrape = fetch_metrics(address)
+    return {dict(labels)["reason"]: value for (name, labels), value in scrape.items() if name == FAILED_TRIES.name}
 
 
 def _status(endpoint: str) -> str:

@@ -147,7 +147,6 @@ def _add_reports(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--metrics-listen",
         action=_Listen,
-        metavar=("HOST[:PORT]", "FOLDER"),
         help="serve Prometheus metrics at this address, such as 127.0.0.1:9100, without a port at any free one; and "
         "announce it to Prometheus by a file in FOLDER, if one is named",
     )
@@ -163,6 +162,9 @@ def _add_reports(command: argparse.ArgumentParser) -> None:
 
 class _Listen(argparse.Action):
     """The `--metrics-listen HOST[:PORT] [FOLDER]` action: an address, and where to announce it."""
+
+    #: What the help shows behind the option.
+    shown_arguments = "HOST[:PORT] [FOLDER]"
 
     def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:
         super().__init__(option_strings, dest, nargs="+", default=("", None), **how)

@@ -346,7 +346,11 @@ class Queues:
         for table in self._of(stream):
             work = table.settings.work
             tables.setdefault("evaluate" if is_evaluation(work) else work, []).append(table)
-        return {work: _report(alike) for work, alike in tables.items()}
+        report = {work: _report(alike) for work, alike in tables.items()}
+        if "evaluate" in report:
+            dropped = self.evaluations.dropped_reasons(stream)
+            report["evaluate"]["reasons"] = dict((dropped + Counter(report["evaluate"]["reasons"])).most_common())
+        return report
 
 
 _NEWS = {

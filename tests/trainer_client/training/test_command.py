@@ -51,3 +51,10 @@ def test_every_group_has_a_title_that_says_what_it_is_for(capsys: pytest.Capture
         "strategy", "exit codes", "examples",
     ]  # fmt: skip
     assert options_in(text.split("\noptions:\n")[1].split("\n\n")[0]) == ["--help", "--log-level"]
+
+
+def test_the_help_shows_no_more_arguments_than_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys)
+    assert "\n  --metrics-listen HOST[:PORT] [FOLDER]\n" in text
+    assert "FOLDER ..." not in text
+    assert "--initial PATH [PART ...]" in text

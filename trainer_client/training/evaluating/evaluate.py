@@ -136,6 +136,7 @@ def _dataset(order: EvaluateOrder, feed: Feed) -> tf.data.Dataset:
 def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> Iterator[tuple[Arrays, dict[str, Any]]]:
     """Yield the newest checkpoint and, when following, each new one; raise DataError if there was none.
 
+    Following ends with `follow_s`, or once the folder is marked as finished and its newest checkpoint was yielded.
     Checkpoints are passed over while one is evaluated, but for the newest. Raise DataError too if all are damaged,
     OSError if the folder cannot be read, and, while waiting, LostError if no coordinator answers, the error of its
     refusal, the job's end, or the error of a feed that fails or is closed.
@@ -146,13 +147,15 @@ def _versions(order: EvaluateOrder, feeds: Iterable[Feed], began_s: float) -> It
         # In this order: a checkpoint that was written before the mark is found by a look after it.
         finished, there = folder.is_finished(), folder.newest()
         # Those that were written while one was evaluated are passed over, but for the newest.
-        if there != newest:
+        is_new = there != newest
+        if is_new:
             newest = there
             checkpoint = folder.read_last()
             if checkpoint is not None:
                 yield checkpoint
         left_s = began_s + (order.follow_s or 0.0) - time.monotonic()
-        if finished or left_s <= 0:
+        # While one was evaluated another run may have gone on in the folder and removed the mark, so we look again.
+        if left_s <= 0 or (finished and not is_new):
             break
         if time.monotonic() - asked_s > _ASK_EVERY_S:
             for feed in feeds:

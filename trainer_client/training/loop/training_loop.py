@@ -226,9 +226,10 @@ class TrainingLoop(BaseLoop):
         SettingsError for a model, loss or cursor that does not fit; errors of `_warm_up`, of the strategy, of
         attaching, of initial values, of reading and writing, and of callbacks are passed on.
         """
+        # Warming up may take minutes, in which followers of the folder would take our run for the finished one before.
+        self._saved.mark(finished=False)
         with self._timed("warm_up"):
             self._warm_up()
-        self._saved.mark(finished=False)
         compare = self._placement.refuse_other_beginning
         there, self._noted = self._saved.restore(self._model, self._session, self._early_stop, compare)
         self._make_replicas_equal(is_new=there.steps == 0)

@@ -15,6 +15,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from shared.logs import Log
 from trainer_client.training.checkpoints.saved_model import assign_values, plain_value
 from trainer_client.training.evaluating.evaluation_sums import Judged, digest_of_arrays
 from trainer_client.training.runs.printed_lines import part_line
@@ -35,6 +36,7 @@ _ASK_EVERY_S = 0.5
 #: How long a worker that has nothing left to train on waits for the chief to evaluate the last epoch, and how often it
 #: looks meanwhile. Before that the chief gathers results for five seconds at most.
 _LAST_S, _LOOK_EVERY_S = 30.0, 0.1
+_NONE_CAME = "evaluation of the last epoch did not come, so this worker ends without it"
 
 
 class JointEvaluation:
@@ -154,12 +156,15 @@ class EvaluationFollower(JointEvaluation):
         """Wait for the evaluation after the last epoch, `epochs` in all, and take part in it.
 
         Return at once if the epoch is not evaluated, and else once the run is over, servers have moved, or the chief
-        has offered nothing for half a minute. `heed` may raise, which ends the wait; errors of `take_part` are raised
-        here.
+        has offered nothing for half a minute, which is logged. `heed` may raise, which ends the wait; errors of
+        `take_part` are raised here.
         """
         until_s = time.monotonic() + _LAST_S
-        while epochs % self._every == 0 and not self._is_over and time.monotonic() < until_s:
+        while epochs % self._every == 0 and not self._is_over:
             heed()
             if self.take_part(served, model):
+                return
+            if time.monotonic() >= until_s and not self._is_over:
+                Log("trainer").warning(_NONE_CAME, epoch=epochs, waited_s=_LAST_S)
                 return
             threading.Event().wait(_LOOK_EVERY_S)

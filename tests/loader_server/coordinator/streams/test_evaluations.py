@@ -9,7 +9,7 @@ from loader_server.coordinator.events import Keep, Received
 from loader_server.leases import evaluation_table as module
 from loader_server.leases.lease_table import LeaseRules
 from shared.wire import messages as m
-from shared.wire.message_parts import Lease, MetricStates
+from shared.wire.message_parts import Failure, Lease, MetricStates
 from tests.support.coordinator import View, attach, coordinator, replies
 
 RULES = LeaseRules(floor_s=30.0, tries=1)
@@ -127,6 +127,20 @@ def test_the_oldest_that_nobody_is_in_are_dropped(monkeypatch):
     for serial in range(1, 6):
         tell(state, 1, serial, evaluation=f"number {serial}")
     assert [one["evaluation"] for one in evaluating(state)] == ["held", "number 3", "number 4", "number 5"]
+
+
+def test_reasons_of_dropped_evaluations_are_still_counted(monkeypatch):
+    """A counter that falls would be taken for one that began anew."""
+    monkeypatch.setattr(module, "_MOST_KEPT", 1)
+    state = judging(1)
+    for number in range(4):
+        answer = tell(state, 1, 2 * number, evaluation=f"number {number}")
+        failed = (Failure(answer.leases[0], f"reason {number % 2}"),)
+        tell(state, 1, 2 * number + 1, evaluation=f"number {number}", failed=failed)
+        reasons = state.report(0.0)["streams"]["train"]["queue"]["evaluate"]["reasons"]
+        assert sum(reasons.values()) == number + 1
+    assert len(evaluating(state)) < 4
+    assert reasons == {"reason 0": 2, "reason 1": 2}
 
 
 def test_a_flood_of_evaluations_is_not_answered(monkeypatch):

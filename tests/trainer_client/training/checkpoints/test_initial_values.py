@@ -222,6 +222,26 @@ def test_values_come_from_a_folder_a_checkpoint_an_exported_model_or_plain_array
     assert capsys.readouterr().out == f"LOADED: 8 of 8 variables from {file}\n"
 
 
+@pytest.mark.parametrize("first", [1, 2], ids=["names that overlap", "other names"])
+def test_layers_with_other_numbers_get_the_values_of_those_in_their_place(first, tmp_path, capsys):
+    """As for a model that is made a second time in a notebook: dense_1 gets what dense had, and dense_2 what dense_1
+    had.
+    """
+
+    def numbered(*names):
+        layers = [keras.layers.Dense(3, name=name) for name in names]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        model.compile("sgd", "mse")
+        return model
+
+    source, model = numbered("dense", "dense_1"), numbered(f"dense_{first}", f"dense_{first + 1}")
+    want = spoilt(source)
+    InitialValues(checkpoint(tmp_path, source))(model)
+    for variable, value in zip(model.variables, want, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    assert capsys.readouterr().out == f"LOADED: 4 of 4 variables from {tmp_path / '00000001.npz'}\n"
+
+
 def test_a_part_alone_is_loaded_of_a_model_that_is_larger(tmp_path, capsys):
     source, model = made(units=5), made()
     want = spoilt(source)

@@ -181,6 +181,17 @@ def test_a_finished_run_trains_nothing_more(tmp_path, capsys):
     assert saved(tmp_path)[1]["epoch"] == 3
 
 
+def test_a_run_that_goes_on_takes_the_mark_of_the_run_before_away_before_it_warms_up(tmp_path, monkeypatch):
+    """Warming up may take minutes, in which whoever follows the folder would take it for finished."""
+    folder = CheckpointFolder(tmp_path, 3)
+    looped(tmp_path, Until(epochs=1)).run()
+    loop, seen = looped(tmp_path, Until(epochs=2)), [folder.is_finished()]
+    warm_up = loop._warm_up
+    monkeypatch.setattr(loop, "_warm_up", lambda: seen.append(folder.is_finished()) or warm_up())
+    loop.run()
+    assert [*seen, folder.is_finished()] == [True, False, True]
+
+
 def test_a_signal_waits_for_the_step_in_hand_and_what_was_trained_on_is_saved(tmp_path):
     class Ask(keras.callbacks.Callback):
         def __init__(self, step):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -189,8 +190,23 @@ def test_after_the_last_epoch_a_worker_waits_for_the_evaluation_and_takes_part(t
     assert len(judge.evaluated) == 1
 
 
-def test_it_does_not_wait_where_nothing_comes(trainers, monkeypatch):
-    """An epoch that is not evaluated, a run that is over, a chief that is gone, and an interruption."""
+def test_a_chief_that_offers_nothing_is_waited_for_until_a_deadline_and_that_is_logged(trainers, monkeypatch, caplog):
+    _, (worker, own), _ = trainers
+    monkeypatch.setattr(joint_evaluation, "_LAST_S", 0.3)
+    began_s = time.monotonic()
+
+    def heed():  # without a deadline the test fails here, and does not hang
+        assert time.monotonic() - began_s < 5, "it waits without end"
+
+    EvaluationFollower(lambda _streams: Part(own), 2).wait_for_last(worker, own, 2, heed)
+    assert time.monotonic() - began_s >= 0.3
+    ((event, fields),) = [(record.event, record.fields) for record in caplog.records]
+    assert event == "evaluation of the last epoch did not come, so this worker ends without it"
+    assert fields == {"epoch": 2, "waited_s": 0.3}
+
+
+def test_it_does_not_wait_where_nothing_comes(trainers, caplog):
+    """An epoch that is not evaluated, a run that is over, and an interruption."""
     (chief, _), (worker, own), _ = trainers
     heeded = []
     follower = EvaluationFollower(lambda _streams: Part(own), 2)
@@ -202,12 +218,10 @@ def test_it_does_not_wait_where_nothing_comes(trainers, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         follower.wait_for_last(worker, own, 2, interrupted)
-    with monkeypatch.context() as patch:
-        patch.setattr(joint_evaluation, "_LAST_S", 0.3)
-        follower.wait_for_last(worker, own, 2, lambda: None)
     chief.finish("2 epochs are reached")
     follower.wait_for_last(worker, own, 2, lambda: heeded.append("asked"))
     assert len(heeded) == 1
+    assert not caplog.records
 
 
 def test_a_run_without_validation_has_no_part_in_any(trainers):
