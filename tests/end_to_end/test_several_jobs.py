@@ -133,6 +133,10 @@ def test_one_job_that_crashes_every_worker_takes_no_more_than_its_share_from_the
         assert beside.read == [calm] * len(beside.read), "nothing was lost, repeated or changed"
         assert command("end", bad) == (0, "Job bad has ended.\n", "")
         assert shares(good) == {"good": 4}
+        lines = [json.loads(line) for line in loaders.text().splitlines() if "workers move between jobs" in line]
+        moves = [line["moves"] for line in lines]
+        assert moves[0] == "bad 0 to 1, good 4 to 3"
+        assert moves[-1].endswith(" to 4")
         assert read(beside.endpoint) == calm
 
 

@@ -120,6 +120,7 @@ def test_a_job_behind_a_slow_network_leaves_its_workers_to_one_that_they_help(tm
         print(json.dumps({"alone": peer, "beside": got, "ratio": got / peer, "moved_s": moved_s, "sent": sent}))
         assert machine.shares() == {"building": 3, "sending": 1}
         assert moved_s < 15
+        assert '"moves": "building 2 to 3, sending 2 to 1"' in machine.log.read_text()
         # Something else may hold up the machine for a while: then the next seconds count.
         for since_s in (began_s + 35, began_s + 55):
             got = got if got >= 0.95 * peer else beside.rate(since_s, 20)

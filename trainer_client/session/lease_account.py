@@ -296,12 +296,13 @@ class LeaseAccount(FeedCursor):
         the reader, and None. Raise LostError if no worker says how many batches an epoch has, and the error of a feed
         that fails or is closed.
         """
-        # The coordinator may be away for long, and only a line for people needs the answer: so the wait is short, and a
-        # question that is still open is not asked again.
+        # The coordinator may be away for long, and only a line for people needs the answer: so it is waited for
+        # shortly, and only once, and a question that is still open is not asked again.
+        patience_s = 0.0
         if self._state_asked is None:
-            self._state_asked = self._receiver.begin_asking_state()
+            self._state_asked, patience_s = self._receiver.begin_asking_state(), _PROGRESS_S
         with contextlib.suppress(FutureTimeoutError):
-            self._progress = self._receiver.wait_for(self._state_asked, timeout_s=_PROGRESS_S).epochs
+            self._progress = self._receiver.wait_for(self._state_asked, timeout_s=patience_s).epochs
             self._state_asked = None
         if not self._progress:
             return float(self.at.epoch), None
@@ -385,12 +386,14 @@ class LeaseAccount(FeedCursor):
             return False
         self._taken.clear()
         self._accounts.forget()
+        self._progress, self._state_asked = (), None
         self._move(epoch)
         return True
 
     def _rewind(self, done: DoneSet) -> None:
         self._taken.clear()
         self._accounts.forget()
+        self._progress, self._state_asked = (), None
         self._move(self._receiver.attach(None, done).cursor.epoch)
 
 

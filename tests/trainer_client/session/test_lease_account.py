@@ -25,7 +25,7 @@ class Receiver:
     def __init__(self, epoch):
         self.spec, self.epoch = SPEC, epoch
         self.standing = types.SimpleNamespace(trained_to=None)
-        self.asked = []
+        self.asked, self.waited_s = [], []
 
     def ask_state(self):
         return DoneSet((EpochDone(self.epoch, 3, (1,)), EpochDone(self.epoch + 1, 1, ())))
@@ -35,6 +35,7 @@ class Receiver:
         return self.asked[-1]
 
     def wait_for(self, answer, *, timeout_s):
+        self.waited_s.append(timeout_s)
         return answer.result(0)
 
     def ask_batches(self, epoch, group):
@@ -100,6 +101,7 @@ def test_how_much_is_done_is_what_all_trainers_did_by_the_last_answer():
     # The coordinator has not answered yet: nobody waits for it, and it is not asked twice.
     assert leases.epochs_done() == leases.epochs_done() == (2.0, None)
     (first,) = receiver.asked
+    assert receiver.waited_s == [0.5, 0.0], "a coordinator that is away costs each line nothing"
     first.set_result(receiver.ask_state())
     # Two of four of epoch 2, and one of four of epoch 3, which was begun when nothing of epoch 2 was left to lease.
     assert leases.epochs_done() == (2.75, 4)
@@ -107,3 +109,6 @@ def test_how_much_is_done_is_what_all_trainers_did_by_the_last_answer():
     assert len(receiver.asked) == 2
     receiver.asked[1].set_result(DoneSet((EpochDone(3, 0, ()),)))
     assert leases.epochs_done() == (3.0, 4)
+    receiver.epoch = 1
+    assert leases.follow()
+    assert leases.epochs_done() == (1.0, None), "what was done before another trainer went back is not done any more"
