@@ -37,6 +37,7 @@ from loader_server.sharing.sharing_builder import SharingBuilder
 from loader_server.sharing.shelf import Shelf
 from loader_server.sources.whole_source import WholeSource
 from loader_server.stream import Stream
+from loader_server.tracing.want_stamps import WantStamps
 from loader_server.worker.data_watch import DataWatch
 from loader_server.worker.late_streams import LateStreams
 from loader_server.worker.reception import Reception, ReceptionParts
@@ -121,6 +122,7 @@ class Worker:
             for name, stream in self._streams.items()
         }
         self._waker = Waker()
+        self._stamps = WantStamps()
         self._late = LateStreams(
             self._job, lambda name: builder_of(Stream(self._job, name), self._quarantine, deadline), self._waker.wake
         )
@@ -136,6 +138,7 @@ class Worker:
             readers=ReadAhead(build_timeout_s),
             deadline=deadline,
             wake=self._waker.wake,
+            stamps=self._stamps,
         )
         self._aftermath = Aftermath()
         self._draining = False
@@ -170,6 +173,7 @@ class Worker:
                 wake=self._waker.wake,
                 awaited=lambda: self._late.awaited | self._data.lacking.keys(),
                 has_room=lambda: free_room().holds(needed),
+                stamps=self._stamps,
             )
         )
         self.counts = self._reception.counts
@@ -366,6 +370,7 @@ class Worker:
         self._look_whether_to_restart(now_s)
         self._registration.ask(self._late.take_pieces(self._registration.take_pieces(), now_s))
         self._registration.ask(self._late.look(now_s))
+        self._registration.answer_trace(self._stamps.ring)
         for builder in self._late.take_opened():
             self._serve(builder)
         if self._draining:
