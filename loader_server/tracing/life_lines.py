@@ -67,12 +67,12 @@ def _listed(parts: Iterable[LifePart], place: str) -> str:
 _SHORT = {
     "on the way to": "there",
     "on the way from": "back",
-    "waiting for its turn": "its turn",
-    "its samples being read": "reading",
-    "being built": "building",
-    "being encoded": "encoding",
-    "built, and not sent": "unsent",
-    "being checked": "checking",
+    "waiting for its turn": "turn",
+    "its samples being read": "read",
+    "being built": "build",
+    "being encoded": "encode",
+    "built, and not sent": "send",
+    "being checked": "check",
     READY: "ready",
 }
 
@@ -84,9 +84,9 @@ def _short(name: str) -> str:
 def _in_all(life: Life, parts: Sequence[LifePart]) -> str:
     text = _ms(sum(part.ns for part in parts))
     if life.taken_ns is not None and life.trained_ns is not None:
-        text += f" until it was taken, trained on {_ms(life.trained_ns - life.taken_ns)} later"
+        text += f" until taken, trained on {_ms(life.trained_ns - life.taken_ns)} later"
     error_ns = life.answered.error_ns if life.answered is not None else 0
-    return text + (f"; clocks of two hosts, within {_ms(error_ns)}" if error_ns else "")
+    return text + (f"; clocks within {_ms(error_ns)}" if error_ns else "")
 
 
 def _ms(ns: float) -> str:

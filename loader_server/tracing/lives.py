@@ -133,7 +133,7 @@ def _marks(life: Life) -> Iterable[tuple[int, str, str]]:
         yield ask.time_ns, name, "worker"
     if life.answered is not None:
         yield from _at_worker(life.answered, life.answered.worker_name, life.arrived_ns)
-    if life.offered_ns is not None:
+    if life.offered_ns is not None and (life.asks or life.arrived_ns is not None):
         yield life.offered_ns, "being checked and put on offer", "trainer"
     if life.taken_ns is not None:
         yield life.taken_ns, READY, "trainer"
@@ -258,15 +258,19 @@ def _of_trainer(trainer: ProcessStamps) -> list[Life]:
         if kind not in (StampKind.ASKED, StampKind.ARRIVED, StampKind.OFFERED, StampKind.TAKEN):
             continue
         life = pending.get((epoch, number))
+        former = taken.get((epoch, number))
+        if kind == StampKind.ARRIVED and life is None and former is not None:
+            _note_late_answer(former, lending, time_ns)
+            continue
         if life is None:
             life = pending[epoch, number] = Life(trainer, trainer.process.stream, epoch, number, [])
             lives.append(life)
         if kind == StampKind.ASKED:
             life.asks.append(WantAsked(time_ns, attempt, peer, "a worker that is gone", lending))
         elif kind == StampKind.ARRIVED:
-            _arrive(life, _ask_of(life, taken.get((epoch, number)), lending), time_ns)
+            _arrive(life, _ask_of(life, None, lending), time_ns)
         elif kind == StampKind.OFFERED:
-            _offer(life, _ask_of(life, taken.get((epoch, number)), lending), time_ns)
+            _offer(life, _ask_of(life, former, lending), time_ns)
         else:
             life.taken_ns, life.waited_ns = time_ns, extra
             taken[epoch, number] = pending.pop((epoch, number))
@@ -280,6 +284,13 @@ def _arrive(life: Life, ask: WantAsked | None, time_ns: int) -> None:
         ask.arrived_ns = time_ns
     if life.answered is None:
         life.answered, life.arrived_ns = ask, time_ns
+
+
+def _note_late_answer(former: Life, lending: int, time_ns: int) -> None:
+    """Note an answer that came when another had been taken; in a stream that is read again it may count later."""
+    ask = _ask_of(former, None, lending)
+    if ask is not None and ask.arrived_ns is None:
+        ask.arrived_ns = time_ns
 
 
 def _offer(life: Life, ask: WantAsked | None, time_ns: int) -> None:
