@@ -85,6 +85,14 @@ def _number(text: str) -> int:
     return number
 
 
+def _seconds_back(text: str) -> float:
+    """Return seconds from above 0 to an hour; raise argparse's error for others, ValueError for other text."""
+    seconds = float(text)
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"expected seconds above 0 and up to 3600, got {text}")
+    return seconds
+
+
 # --- options of several commands ---
 
 _JOB = _option("job", type=Path, help="the job file")
@@ -330,6 +338,23 @@ COMMANDS = {
             _option("--keys", default="", help="folder with the job's keys"),
             _option("--timeout-seconds", type=float, default=5.0, help="how long to wait for an answer"),
             _option("--once", action="store_true", help="print the table once, even in a terminal"),
+            _JSON,
+        ),
+    ),
+    "trace": Command(
+        run="loader_server.commands.trace:run",
+        about="Show what batches went through, from the want to the step: as a trace of the last seconds for Perfetto "
+        "(ui.perfetto.dev) or chrome://tracing, or why one batch was late.",
+        example="loader-server trace tcp://127.0.0.1:7400 --seconds 30 > t.json",
+        options=(
+            _option("endpoint", nargs="?", default="tcp://127.0.0.1:7400", metavar="ENDPOINT", help="a job's endpoint"),
+            _option("--seconds", type=_seconds_back, default=None, help="how far back to look (default: 30)"),
+            _option("--batch", type=_number, metavar="NUMBER", help="the life of this batch, in eight lines"),
+            _option("--epoch", type=_number, default=None, help="with --batch: of this epoch; default: the last"),
+            _option("--slowest", type=_whole, metavar="N", help="the N batches that were waited for longest"),
+            _option("--stream", default="", help="only batches of this stream"),
+            _option("--keys", default="", help="folder with the job's keys"),
+            _option("--timeout-seconds", type=float, default=5.0, help="how long to wait for a silent process"),
             _JSON,
         ),
     ),

@@ -261,7 +261,7 @@ def test_the_public_names_of_a_feed_and_what_it_gives():
     )
     assert public(Reading) == ["close", "rounds"]
     own = set(public(Batch)) - set(public(dict))
-    assert own == {"digest", "done", "empty", "epoch", "failed", "give_back", "masked", "number", "rows"}
+    assert own == {"built_by", "digest", "done", "empty", "epoch", "failed", "give_back", "masked", "number", "rows"}
     assert [name for name in public(Batch) if name in vars(dict)] == public(dict), "the rest is a dict's"
 
 

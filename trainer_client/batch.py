@@ -33,6 +33,7 @@ class Batch(dict[str, Any]):
         number: Its number within the epoch.
         rows: How many rows hold a sample; the others are masked.
         masked: How many rows are masked because their sample could not be used.
+        built_by: The name of the worker that built it, as `loader-server status` shows it.
         empty: Whether the batch only fills up a round that went past the end of its group: all of its rows are masked.
 
     Example:
@@ -41,17 +42,19 @@ class Batch(dict[str, Any]):
         (0, 0, True)
     """
 
-    __slots__ = ("_digest", "_feed", "_payload", "_settle", "empty", "epoch", "masked", "number", "rows")
+    __slots__ = ("_digest", "_feed", "_payload", "_settle", "built_by", "empty", "epoch", "masked", "number", "rows")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what a batch consists of
         self,
         arrays: dict[str, Any],
         payload: NDArray[np.uint8],
         header: Pushed,
         settle: Callable[..., None] | None = None,
         feed: object = None,
+        built_by: str = "",
     ) -> None:
         super().__init__(arrays)
+        self.built_by = built_by
         self.epoch = header.epoch
         self.number = header.number
         self.empty = header.empty

@@ -14,12 +14,15 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from loader_server.building.read_ahead import UnreadError
 from loader_server.building.trial_rule import exhausted
+from loader_server.tracing.want_stamps import WantStamps
+from shared.tracing.ring import StampKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,6 +96,8 @@ class Build:
     pending: PendingRead[Prepared] | None = None
     #: When the want came.
     accepted_s: float = field(default_factory=time.monotonic)
+    #: What all of its stamps have in common; empty if nothing is stamped.
+    key: bytes = b""
     #: Until when the batch is left to another worker that is building it.
     patient_s: float = math.inf
 
@@ -132,7 +137,9 @@ class BuildThread:
         readers: ReadAhead,
         deadline: Deadline,
         wake: Callable[[], None],
+        stamps: WantStamps | None = None,
     ) -> None:
+        self._stamp = (stamps or WantStamps()).stamp
         self.outcomes: deque[Outcome] = deque()
         #: Submitted builds whose outcome has not been taken yet.
         self.load = 0
@@ -257,8 +264,8 @@ class BuildThread:
         self._at_hand.append(build)
         if build is None or not build.reads or build.cancelled:
             return
-        builder, want = self._builders[build.want.stream], build.want
-        build.pending = self._readers.submit(lambda begin: builder.prepare(want, begin), builder.stream.source.name)
+        builder = self._builders[build.want.stream]
+        build.pending = self._readers.submit(partial(self._prepare, builder, build), builder.stream.source.name)
         moment_s = min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)
         if self._unwaited:
             self._unwaited -= 1
@@ -267,6 +274,12 @@ class BuildThread:
         if not build.pending.ends_at_once(moment_s):
             self._unwaited = _UNWAITED
         self.awaited_s += time.monotonic() - began_s
+
+    def _prepare(self, builder: Builder, build: Build, begin: Callable[[int], None] | None = None) -> Prepared:
+        """Return the want's prepared samples, and stamp it as read; errors of `prepare` pass through."""
+        prepared = builder.prepare(build.want) if begin is None else builder.prepare(build.want, begin)
+        self._stamp(StampKind.READ, build.key)
+        return prepared
 
     def _take_turn(self, build: Build) -> None:
         """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones.
@@ -320,7 +333,8 @@ class BuildThread:
             if build.cancelled:
                 return Outcome(build)
             builder = self._builders[build.want.stream]
-            prepared = builder.prepare(build.want) if build.pending is None else self._await(build.pending)
+            self._stamp(StampKind.BEGUN, build.key)
+            prepared = self._prepare(builder, build) if build.pending is None else self._await(build.pending)
             # Only after a death: a trial costs a second for the child, and a decoding of each sample in it.
             for conviction in self._try_samples(build, builder, prepared) if build.want.attempt > 0 else ():
                 convictions.append(conviction)  # noqa: PERF402 - those before an error count
@@ -386,10 +400,12 @@ class BuildThread:
         convicted = frozenset(conviction.sample for conviction in convictions)
         try:
             built = builder.build(build.want, prepared, payload, digest=build.digest, convicted=convicted)
+            self._stamp(StampKind.BUILT, build.key)
             self._deadline.begin(time.perf_counter_ns())
             # Encoding and sealing are one more step, with the full time to themselves.
             sent = None if build.want.in_slot else self._buffers.encode(payload, prepared.layout)
             sealed = self._buffers.seal(build.sealer, sent) if build.sealer is not None and sent is not None else None
+            self._stamp(StampKind.WRITTEN, build.key)
         finally:
             # After an error too: a timer that runs on would end the process while it is idle.
             self._deadline.end()

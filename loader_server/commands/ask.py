@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from shared.wire.messages import Message
 
-__all__ = ["ask_coordinator", "connected"]
+__all__ = ["ask_coordinator", "connected", "opened"]
 
 #: Pause between looks at an endpoint file that names no address yet.
 _LOOK_S = 0.1
@@ -42,12 +42,8 @@ def ask_coordinator(
     time, SettingsError if a key, the endpoint or its file cannot be used, ProtocolError if the answer cannot be
     decoded, and MachineError if too few open files or too little memory are left. Errors of `connected` pass through.
     """
-    own = ClientKeys.read_any(keys, to="coordinator") if keys else None
     until_s = time.monotonic() + timeout_s
-    followed = FollowedEndpoint(endpoint, encrypted=own is not None)
-    _wait_for_address(followed, until_s)
-    refuse_small_limits_of_client()  # libzmq would end the process if it cannot start a thread
-    with connected(followed.address, own) as dealer:
+    with _opened(endpoint, keys, until_s) as (dealer, followed):
         if _wait_for(dealer, zmq.POLLOUT, until_s):
             dealer.send(encode(question))
             if _wait_for(dealer, zmq.POLLIN, until_s):
@@ -62,6 +58,29 @@ def ask_coordinator(
             where=endpoint,
             remedy="Start it with `loader-server run job.toml`, or correct the endpoint.",
         )
+
+
+@contextmanager
+def opened(endpoint: str, *, keys: str | Path | None, timeout_s: float) -> Iterator[zmq.Socket[bytes]]:
+    """Yield a socket that connects to the coordinator at an endpoint, for several questions.
+
+    Wait up to `timeout_s` for an endpoint file that names no address yet. Raises SettingsError if a key, the endpoint
+    or its file cannot be used, and MachineError if too few open files or too little memory are left.
+    """
+    with _opened(endpoint, keys, time.monotonic() + timeout_s) as (dealer, _):
+        yield dealer
+
+
+@contextmanager
+def _opened(
+    endpoint: str, keys: str | Path | None, until_s: float
+) -> Iterator[tuple[zmq.Socket[bytes], FollowedEndpoint]]:
+    own = ClientKeys.read_any(keys, to="coordinator") if keys else None
+    followed = FollowedEndpoint(endpoint, encrypted=own is not None)
+    _wait_for_address(followed, until_s)
+    refuse_small_limits_of_client()  # libzmq would end the process if it cannot start a thread
+    with connected(followed.address, own) as dealer:
+        yield dealer, followed
 
 
 @contextmanager

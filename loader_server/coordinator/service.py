@@ -327,8 +327,8 @@ class Coordinator:
             return []
         refusal = self._objection(identity, message)
         instructions: list[Instruction] = []
-        # Each piece of a graph or of the bundle is asked for, so the progress of a transfer is not held against its
-        # sender; any other message is.
+        # Each piece of a graph or of the bundle, and each page of stamps, is asked for, so the progress of a transfer
+        # is not held against its sender; any other message is.
         is_progress = False
         match message:
             case _ if refusal is not None:
@@ -340,7 +340,7 @@ class Coordinator:
                 is_progress = not is_at_end and self._giving.ask(peer, message)
             case _:
                 instructions = self._decide(identity, message, now_s)
-                is_progress = isinstance(message, m.GraphPiece) and bool(instructions)
+                is_progress = isinstance(message, m.GraphPiece | m.TracePage) and bool(instructions)
         if not is_progress:
             self._bear(identity)
         return instructions

@@ -58,6 +58,7 @@ from loader_server.coordinator.streams.queues import Queues
 from loader_server.coordinator.streams.stream_trainers import COUNTING_MS, AttachedTrainer, StreamTrainers
 from loader_server.coordinator.streams.verifiers import Verifiers
 from loader_server.coordinator.streams.world_rules import WorldRules
+from loader_server.coordinator.trace_relay import TraceRelay
 from loader_server.coordinator.workers import Workers
 from loader_server.coordinator.workers_wanted import WorkersWanted
 from loader_server.leases.lease_book import BookAdvanced, LeaseFact
@@ -87,6 +88,7 @@ class CoordinatorState:
         self._streams = {name: StreamTrainers(view) for name, view in streams.items()}
         self._graphs = Graphs(settings.job, settings.graphs, settings.graphs.keys() & streams.keys(), self._timeout_s)
         self._workers = Workers(first_version)
+        self._traces = TraceRelay(self._streams, self._workers)
         #: Whether the list of workers was cut when it was last sent.
         self._is_cut = False
         self._convictions = Convictions(first_version)
@@ -125,6 +127,8 @@ class CoordinatorState:
                 self._out += self._graphs.fail(event.stream, event.reason)
             case Received(peer, m.Register() as register, host):
                 self._register(peer, register, host, now_s)
+            case Received(peer, m.TraceQuery() | m.TracePage() as message):
+                self._out += self._traces.take(peer, message, now_s)
             case Received() if type(event.message) in self._doors:
                 self._doors[type(event.message)](self, event.peer, event.message, now_s)
         self._out.extend(self.queues.take_news())
@@ -260,15 +264,9 @@ class CoordinatorState:
         for former in stream.former(peer, attach.incarnation):
             self._let_leave(attach.stream, former, now_s)
         trainer = AttachedTrainer(
-            peer=peer,
-            attach=attach,
-            cursor=cursor,
-            batches=batches,
-            heard_s=now_s,
-            trained=position,
-            read=position,
+            peer=peer, attach=attach, cursor=cursor, batches=batches, heard_s=now_s, trained=position, read=position,
             tenure=stream.succession.tenure(attach.incarnation, attach.rank),
-        )
+        )  # fmt: skip
         stream.add(trainer)
         self._out += self.verifiers.give_way(attach.stream)
         self.counts.attaches += 1

@@ -8,26 +8,28 @@ expected, what came and what to do.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from loader_server.building.build_thread import Build
 from loader_server.building.trial_rule import ExhaustedError
 from loader_server.machine.processes import NurseryEndedError
 from loader_server.sources.blame import error_text
+from loader_server.tracing.want_stamps import WantStamps
 from loader_server.wants.open_wants import OpenWants
 from loader_server.wants.session import MOST_SESSIONS, Session
 from loader_server.wants.sessions import Sessions
 from loader_server.wants.tickets import Verdict
 from loader_server.worker.epoch_counts import EpochCounts, EpochQuestion
+from loader_server.worker.reports import pushed_of
 from loader_server.worker.want_log import WantLog
 from shared.errors import MachineError, ProtocolError, StokerError
 from shared.fairness.budget import Patience
+from shared.tracing.ring import StampKind
 from shared.wire import messages as m
 from shared.wire.batch_layout import layout_of
 from shared.wire.codec import VersionError, decode, encode_refusal
-from shared.wire.message_parts import WireShape, clipped
+from shared.wire.message_parts import clipped
 from shared.wire.refusing import refused, unbuilt
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ class ReceptionParts:
     awaited: Callable[[], Container[str]]
     #: Returns whether as much memory and as many descriptors are free as one sample may take.
     has_room: Callable[[], bool]
+    stamps: WantStamps = field(default_factory=WantStamps)
 
 
 class Reception:
@@ -291,7 +294,9 @@ class Reception:
             session.buffer(want),
             digest=session.verify or not (want.in_slot or session.sealer),
             sealer=session.sealer,
+            key=self._parts.stamps.key(want),
         )
+        self._parts.stamps.stamp(StampKind.RECEIVED, build.key)
         self.wants.put(session, build)
         self._log.note_accepted(session, want)
         return True
@@ -349,6 +354,8 @@ class Reception:
         # A want, or its answer, may be lost with a connection that neither side saw end. By the list of open tickets
         # the trainer notices, and asks again. It has those of a session that is gone as well: a Pong without them would
         # say that their slots are free.
+        if session is not None:
+            self._parts.stamps.note_ping(session.incarnation, message.number)
         held = session.tickets.held() if session is not None else ()
         sealed = session.sealed_number if session is not None else 0
         self._sender.say(identity, m.Pong(number=message.number, tickets=held, sealed=sealed, waiting=self._to_build()))
@@ -404,7 +411,9 @@ class Reception:
         session = self.wants.finish(build)
         if session is None:
             return  # its trainer is gone
-        if outcome.built is not None and not build.cancelled:
+        is_built = outcome.built is not None and not build.cancelled
+        self._parts.stamps.stamp(StampKind.PUSHED if is_built else StampKind.GIVEN_UP, build.key)
+        if is_built:
             self._push(outcome, session)
         elif outcome.error is not None:
             refusal = self._report(build, session, outcome.error)
@@ -415,29 +424,9 @@ class Reception:
         self._sessions.tidy(session)
 
     def _push(self, outcome: Outcome, session: Session) -> None:
-        want, built = outcome.build.want, outcome.built
-        assert built is not None
-        assert outcome.shape is not None
-        assert outcome.payload is not None
-        header = m.Pushed(
-            ticket=want.ticket,
-            epoch=want.epoch,
-            number=want.number,
-            empty=want.empty,
-            in_slot=want.in_slot,
-            shape=WireShape.of(outcome.shape),
-            nbytes=outcome.payload.nbytes,
-            digest=built.digest,
-            rows=built.rows,
-            masked=built.masked,
-            reason=built.reason,
-            reasons=built.reasons,
-            build_us=built.build_us,
-            held_us=int(1e6 * (time.monotonic() - outcome.build.accepted_s)),
-            waiting=self._to_build(),
-        )
+        want, header = outcome.build.want, pushed_of(outcome, self._to_build())
         self.counts.built += 1
-        self.counts.masked += built.masked
+        self.counts.masked += header.masked
         self._log.note_pushed(session, want, header)
         if want.in_slot:
             self._sender.answer(session.address, header)

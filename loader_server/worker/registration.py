@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
+import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 import zmq
@@ -24,6 +26,7 @@ from shared.errors import LostError, ProtocolError
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
 from shared.system.endpoint_file import FollowedEndpoint
+from shared.tracing.answering import page_of
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
 from shared.wire.message_parts import clipped
@@ -34,11 +37,14 @@ if TYPE_CHECKING:
 
     from shared.errors import StokerError
     from shared.keys import ClientKeys
+    from shared.tracing.ring import StampRing
 
 __all__ = ["Registration"]
 
 #: Interval of reports to the coordinator that this worker serves no stream, or not all.
 _FAILING_PAUSE_S = 2.0
+#: Limit of questions for stamps that wait for an answer.
+_MOST_QUESTIONS = 64
 
 
 class Registration:
@@ -73,6 +79,8 @@ class Registration:
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
         self._pieces: list[m.BundlePiece] = []
+        #: Questions for stamps; the oldest of too many are dropped.
+        self._trace_questions: deque[m.TraceWanted] = deque(maxlen=_MOST_QUESTIONS)
         #: The parts of our builder fingerprint.
         self._parts = parts
         #: The refusal that lasts until the coordinator or this worker is replaced.
@@ -198,6 +206,8 @@ class Registration:
                 return [message]
             case m.BundlePiece():
                 self._pieces.append(message)
+            case m.TraceWanted():
+                self._trace_questions.append(message)
             case m.Registered():
                 self._looks_up_again = True
                 if self.refusal is not None:
@@ -250,6 +260,15 @@ class Registration:
         """Send requests for pieces of the bundle; those that cannot be sent are dropped, and the caller asks again."""
         for request in wanted:
             self._send(request)
+
+    def answer_trace(self, ring: StampRing) -> None:
+        """Send the answers to all questions for stamps that have come; those that cannot be sent are dropped."""
+        # After the heartbeat of the turn, which nobody's question may delay.
+        while self._trace_questions:
+            wanted, process = self._trace_questions.popleft(), self._register.incarnation
+            now_ns = time.monotonic_ns()
+            page = page_of(ring, wanted, process=process, boot_id=self._register.boot_id, now_ns=now_ns)
+            self._send(page)
 
     def leave(self) -> None:
         """Announce that we are leaving, so that no new wants come; do nothing once that was sent.

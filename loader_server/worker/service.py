@@ -37,10 +37,12 @@ from loader_server.sharing.sharing_builder import SharingBuilder
 from loader_server.sharing.shelf import Shelf
 from loader_server.sources.whole_source import WholeSource
 from loader_server.stream import Stream
+from loader_server.tracing.want_stamps import WantStamps
 from loader_server.worker.data_watch import DataWatch
 from loader_server.worker.late_streams import LateStreams
 from loader_server.worker.reception import Reception, ReceptionParts
 from loader_server.worker.registration import Registration
+from loader_server.worker.reports import build_report
 from loader_server.worker.restart_watch import RestartWatch, builder_on_disk
 from loader_server.worker.sender import Sender
 from shared.endpoints import advertised
@@ -121,6 +123,7 @@ class Worker:
             for name, stream in self._streams.items()
         }
         self._waker = Waker()
+        self._stamps = WantStamps()
         self._late = LateStreams(
             self._job, lambda name: builder_of(Stream(self._job, name), self._quarantine, deadline), self._waker.wake
         )
@@ -136,6 +139,7 @@ class Worker:
             readers=ReadAhead(build_timeout_s),
             deadline=deadline,
             wake=self._waker.wake,
+            stamps=self._stamps,
         )
         self._aftermath = Aftermath()
         self._draining = False
@@ -170,6 +174,7 @@ class Worker:
                 wake=self._waker.wake,
                 awaited=lambda: self._late.awaited | self._data.lacking.keys(),
                 has_room=lambda: free_room().holds(needed),
+                stamps=self._stamps,
             )
         )
         self.counts = self._reception.counts
@@ -366,6 +371,7 @@ class Worker:
         self._look_whether_to_restart(now_s)
         self._registration.ask(self._late.take_pieces(self._registration.take_pieces(), now_s))
         self._registration.ask(self._late.look(now_s))
+        self._registration.answer_trace(self._stamps.ring)
         for builder in self._late.take_opened():
             self._serve(builder)
         if self._draining:
@@ -401,19 +407,12 @@ class Worker:
             worker=self.settings.name,
             incarnation=self.incarnation,
             waiting=self._reception.wants.of_trainers,
-            building=self._thread.load,
             built=self.counts.built,
             masked=self.counts.masked,
-            kept=sum(counts.kept_samples for counts in self.build_counts.values()),
-            decoded=sum(counts.decoded_samples for counts in self.build_counts.values()),
-            taken=sum(counts.taken for counts in self.build_counts.values()),
             remote_bytes=self.remote_counts.fetched_bytes,
             remote_found=self.remote_counts.found,
             remote_waited=self.remote_counts.waited,
-            busy_us=int(1e6 * self._thread.busy_s()),
-            awaited_us=int(1e6 * self._thread.awaited_s),
-            read_us=sum(counts.read_us for counts in self.build_counts.values()),
-            held_up_us=int(1e6 * self._thread.held_up_s()),
+            **build_report(self._thread, self.build_counts.values()),
             culprits=self._registration.membership.culprits,
         )
         return load

@@ -66,6 +66,7 @@ __all__ = [
     "TableForm",
     "TableGradient",
     "Ticket",
+    "TraceProcess",
     "VariablePart",
     "WireField",
     "WireShape",
@@ -354,6 +355,18 @@ class WorkerAddress(Part):
     endpoint: str = wire(NAME)
     boot_id: str = wire(NAME)
     uid: int = wire(UID)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceProcess(Part):
+    """Process of a job that can be asked for stamps; a worker has no stream and rank 0 of a world of 0."""
+
+    name: str = wire(NAME)
+    incarnation: int = wire(ID)
+    stream: str = wire(NAME)
+    rank: int = wire(RANK)
+    replicas: int = wire(Integer(0, 4096))
+    world: int = wire(Integer(0, 4096))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from shared.wire.message_parts import (
 from shared.wire.payload import COMPRESSIONS, FLOAT32_FORMS
 from shared.wire.topics import server_messages  # noqa: F401 - registers its messages: every process knows all
 from shared.wire.topics.piece_messages import BundlePiece, BundleWanted, GraphKept, GraphOffer, GraphPiece, GraphWanted
+from shared.wire.topics.trace_messages import TracePage, TraceProcesses, TraceQuery, TraceWanted
 from shared.wire.topics.work_messages import MEASURE, VERIFY, WORK, Aggregate, Leases, Outcomes, Recalled, Results
 from shared.wire.topics.worker_messages import BuilderParts, Culprit, Culprits, Failing, Forgive, Forgiven
 from shared.wire.topics.world_messages import Gathering, JobEnds, Join, Placed, StandsStill, WorldOver
@@ -94,6 +95,10 @@ __all__ = [
     "StandsStill",
     "Status",
     "StatusQuery",
+    "TracePage",
+    "TraceProcesses",
+    "TraceQuery",
+    "TraceWanted",
     "Unbuilt",
     "Wait",
     "Want",

@@ -225,6 +225,8 @@ class Offer:
     slot: int
     batch: UpcomingBatch
     header: m.Pushed
+    #: The name of the worker that built it.
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,22 +15,22 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
 from shared.errors import ClosedError
+from shared.tracing.ring import StampKind, StampRing, bare_key
 from trainer_client.core.events import HandedBack, Opened, Took
 from trainer_client.network.inbox import Inbox
+from trainer_client.network.offered_batch import Claim, Loan, OfferedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from shared.errors import EndedError
-    from shared.wire.messages import Pushed
     from trainer_client.core.events import Event
     from trainer_client.core.instructions import Offer
-    from trainer_client.core.upcoming import Position, UpcomingBatch
+    from trainer_client.core.upcoming import Position
 
 __all__ = ["NOTHING_READ", "OfferedBatch", "Outbox", "Reader", "Waiting"]
 
@@ -41,51 +41,6 @@ _LEFT_BEHIND_S = 0.1
 NOTHING_READ = (-1, 0)
 
 _SERIALS = itertools.count()
-
-
-class _Claim:
-    """Token that lives as long as a slot is referenced."""
-
-    __slots__ = ("__weakref__",)
-
-
-class _Loan(weakref.ref[_Claim]):
-    """Weak reference to a claim; its callback is a built-in method that takes the reference, so no Python runs."""
-
-    # A Python callback could be interrupted by a signal handler that raises, and the slot would be lost.
-
-    __slots__ = ("seq", "slot")
-
-    seq: int
-    slot: int
-
-
-class _Knock:
-    """Finaliser that calls a function; apart from the claim, so that an error raised in it keeps no claim alive."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def __del__(self) -> None:
-        self._call()
-
-
-class OfferedBatch:
-    """A complete batch in its slot; when the last reference to it goes, the slot is handed back."""
-
-    # CPython releases slots in alphabetical order: the claim goes first, so the fact is in the deque before the knock
-    # wakes the receive thread.
-    __slots__ = ("_claim", "_knock", "batch", "header", "seq", "slot")
-
-    def __init__(self, offer: Offer, claim: _Claim, gone: Callable[[], None]) -> None:
-        self.seq = offer.seq
-        self.slot = offer.slot
-        self.batch: UpcomingBatch = offer.batch
-        self.header: Pushed = offer.header
-        self._claim = claim
-        self._knock = _Knock(gone)
 
 
 class Reader:
@@ -174,7 +129,9 @@ class Outbox:
     `wake` is called to wake the receive thread.
     """
 
-    def __init__(self, wake: Callable[[], None], replicas: int = 1) -> None:
+    def __init__(self, wake: Callable[[], None], replicas: int = 1, ring: StampRing | None = None) -> None:
+        #: What happened to batches, for a look later.
+        self.ring = StampRing() if ring is None else ring
         #: The error that stopped the feed.
         self.error: BaseException | None = None
         #: The error for readers where batches end, because the job was ended.
@@ -195,9 +152,9 @@ class Outbox:
         self.wake_for_slots = False
         self._wake = wake
         #: Consumers' actions, in order.
-        self._facts: deque[Event | _Loan] = deque()
+        self._facts: deque[Event | Loan] = deque()
         #: Loans by slot; that of a returned slot stays, as a dead reference, until its fact is read.
-        self._loans: dict[int, _Loan] = {}
+        self._loans: dict[int, Loan] = {}
         # Re-entrant: a signal handler may close the feed in a thread that holds the lock.
         self._lock = threading.RLock()
         self._waiting = Waiting()
@@ -290,7 +247,10 @@ class Outbox:
         self.tell(Opened(reader.serial, reader.start, reader.taken))
 
     def _pop(self, reader: Reader, offered: OfferedBatch) -> None:
-        self._taken_s, self._waiting_since_s = time.monotonic(), 0.0
+        now_ns = time.monotonic_ns()
+        waited_ns = now_ns - int(1e9 * self._waiting_since_s) if self._waiting_since_s else 0
+        self.ring.stamp(StampKind.TAKEN, now_ns, offered.key, waited_ns)
+        self._taken_s, self._waiting_since_s = now_ns / 1e9, 0.0
         self.read_to = (offered.batch.position.epoch, offered.batch.number + 1)
         self.batches_read += 1
         self.furthest = max(self.furthest, (offered.batch.position.epoch, offered.batch.position.number))
@@ -319,6 +279,10 @@ class Outbox:
                 self._pop(reader, offered)
                 alike.append(offered)
         return alike
+
+    def note_trained(self, epoch: int, number: int, stop: int) -> None:
+        """Note that the batches from `number` to `stop` (excluded) were trained on now."""
+        self.ring.stamp(StampKind.TRAINED, time.monotonic_ns(), bare_key(number, epoch), stop)
 
     def holds_more_than(self, most: int) -> bool:
         """Return whether consumers hold more than `most` slots."""
@@ -414,9 +378,9 @@ class Outbox:
         """Yield the events of consumers since the last call, in order; a slot that came back is a `HandedBack`."""
         while self._facts:
             fact = self._facts.popleft()
-            yield self._end_loan(fact) if isinstance(fact, _Loan) else fact
+            yield self._end_loan(fact) if isinstance(fact, Loan) else fact
 
-    def _end_loan(self, loan: _Loan) -> HandedBack:
+    def _end_loan(self, loan: Loan) -> HandedBack:
         if self._loans.get(loan.slot) is loan:
             del self._loans[loan.slot]
         return HandedBack(loan.seq, loan.slot)
@@ -429,11 +393,14 @@ class Outbox:
     def offer(self, offers: Iterable[Offer]) -> None:
         """Make these batches available to consumers, and wake them; raise AssertionError if a number came already."""
         with self._lock:
+            now_ns = time.monotonic_ns()
             for offer in offers:
-                claim = _Claim()
-                loan = self._loans[offer.slot] = _Loan(claim, self._facts.append)
+                claim = Claim()
+                loan = self._loans[offer.slot] = Loan(claim, self._facts.append)
                 loan.seq, loan.slot = offer.seq, offer.slot
-                self._inbox.put(offer.seq, OfferedBatch(offer, claim, self._wake_for_slot))
+                offered = OfferedBatch(offer, claim, self._wake_for_slot)
+                self.ring.stamp(StampKind.OFFERED, now_ns, offered.key)
+                self._inbox.put(offer.seq, offered)
             self._waiting.ring()
 
     def take_back(self, seq: int) -> bool:

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
 from shared.errors import SettingsError
-from shared.memory import SlotMemory
+from shared.memory import SlotMemory, boot_id
 from shared.sockets import Waker
+from shared.tracing.answering import page_of
+from shared.tracing.ring import StampRing
 from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.network.coordinator_client import CoordinatorClient
@@ -35,6 +39,8 @@ __all__ = ["Wires", "run_turns", "used_after_fork", "watch_forks"]
 
 #: libzmq's own limit would be 1023 sockets; a connection to a worker takes up to four.
 _MOST_SOCKETS = 4096
+#: Limit of questions for stamps that wait for an answer.
+_MOST_QUESTIONS = 64
 
 
 class TakesTurns(Protocol):
@@ -57,6 +63,9 @@ class Wires:
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self.waker = Waker()
+        #: What happened to this trainer's batches.
+        self.ring = StampRing()
+        self._trace_questions: deque[m.TraceWanted] = deque(maxlen=_MOST_QUESTIONS)
         #: Whether the thread has to end after its turn.
         self.is_over = False
         #: None until the coordinator has agreed, because only then the size of a slot is known.
@@ -80,6 +89,7 @@ class Wires:
         after any other error.
         """
         settings = self._settings
+        self.ring.stream_number(settings.core.stream)  # the first, and so 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.max_sockets = _MOST_SOCKETS
         self._poller = zmq.Poller()
@@ -101,7 +111,7 @@ class Wires:
     def make_slots(self, slots: int, spec: StreamSpec) -> None:
         """Make the slots' memory, and the (still empty) connections to workers; raise OSError if there is no memory."""
         self.memory = SlotMemory(slots, spec.largest_bytes())
-        self.workers = WorkerConnections(self._settings, spec, self.memory, self._context, self._poller)
+        self.workers = WorkerConnections(self._settings, spec, self.memory, self._context, self._poller, self.ring)
 
     def wait(self, timeout_ms: int) -> set[object]:
         """Wait at most this long for messages or a wake-up; return the sockets that are ready, none after that time.
@@ -126,9 +136,25 @@ class Wires:
         """
         if self.coordinator.socket in ready:
             for message in self.coordinator.read():
-                yield e.CoordinatorSent(message)
+                if isinstance(message, m.TraceWanted):  # it decides nothing, so the core has nothing to do with it
+                    self._trace_questions.append(message)
+                else:
+                    yield e.CoordinatorSent(message)
         if self.workers is not None:
             yield from self.workers.read(ready, now_s)
+
+    def answer_question(self) -> int | None:
+        """Send the answer to one question for stamps, if there is one; return 0 if more are waiting, else None.
+
+        An answer that cannot be sent is dropped, and so is the oldest of too many questions. SettingsError of the
+        coordinator's `send` passes through.
+        """
+        # One a turn, after all else that the turn had to send: a heartbeat must not wait for anybody's curiosity.
+        if self._trace_questions:
+            wanted, process = self._trace_questions.popleft(), self._settings.core.incarnation
+            now_ns = time.monotonic_ns()
+            self.coordinator.send(page_of(self.ring, wanted, process=process, boot_id=boot_id(), now_ns=now_ns))
+        return 0 if self._trace_questions else None
 
     def leave(self) -> None:
         """Send the coordinator word that we leave the job; it is dropped if the connection is down.
@@ -180,6 +206,8 @@ def run_turns(held: weakref.ref[TakesTurns], wires: Wires) -> None:
                 break
             pause_ms = receiver.turn(ready)
             del receiver
+            soon_ms = wires.answer_question()
+            pause_ms = pause_ms if soon_ms is None else soon_ms
         wires.leave()
     except BaseException as error:  # it would end in the thread: the consumer has to raise it
         _fail(held, error)

@@ -78,7 +78,7 @@ class Receiver:
         self.log = Log("trainer", stream=core.stream, **named)
         self.core = Core(core)
         self._wires = Wires(settings)
-        self.outbox = Outbox(self._wires.waker.wake, core.ranks.replicas)
+        self.outbox = Outbox(self._wires.waker.wake, core.ranks.replicas, self._wires.ring)
         self._answers = AwaitedAnswers()
         #: Called repeatedly while a consumer waits for all ranks; raises an error if one of them is gone.
         self.refuse_lost: Callable[[], None] = _refuse_nothing

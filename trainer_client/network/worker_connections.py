@@ -7,6 +7,7 @@ sealed. Poll registrations follow the sockets.
 
 from __future__ import annotations
 
+from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ from shared.events.trainer_fields import trainer_fields
 from shared.hashing import digest64
 from shared.huge_pages import HUGE_PAGE, collapse
 from shared.logs import Log
+from shared.tracing.ring import StampKind, StampRing, bare_key, stamp_key
 from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.network.want_lines import WantLines
@@ -41,14 +43,16 @@ _MOST_SEEN = 256
 class WorkerConnections:
     """The connections to workers, by the core's id for each."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what the thread shares with it
         self,
         settings: ReceiverSettings,
         spec: StreamSpec,
         memory: SlotMemory,
         context: zmq.Context[zmq.Socket[bytes]],
         poller: zmq.Poller,
+        ring: StampRing | None = None,
     ) -> None:
+        self._stamp = (StampRing() if ring is None else ring).stamp
         self._core, self._keys = settings.core, settings.worker_keys
         self._spec = spec
         self._memory = memory
@@ -145,10 +149,12 @@ class WorkerConnections:
             if connection.sealed.socket in ready:
                 for header, payload in connection.sealed.read(now_s):
                     self._lines.note_heard(connection.endpoint, header)
+                    self._note_arrival(header)
                     yield e.WorkerSent(connection_id, header, payload)
             if connection.socket in ready:
                 for message, content in connection.read(now_s):
                     self._lines.note_heard(connection.endpoint, message)
+                    self._note_arrival(message)
                     yield e.WorkerSent(connection_id, message, self._look_at(connection, message, content))
                 self._poll(connection_id)  # a Welcome may have opened the connection for sealed payloads
         if self._keys is not None:
@@ -159,6 +165,13 @@ class WorkerConnections:
             for message, _ in connection.read_late(now_s, self._spec.heartbeat_timeout_s):
                 yield e.WorkerSent(connection_id, message)
                 self._poll(connection_id)
+
+    def _note_arrival(self, message: m.Message) -> None:
+        """Stamp a batch or a Pong; do nothing for other messages."""
+        if isinstance(message, m.Pushed):
+            self._stamp(StampKind.ARRIVED, monotonic_ns(), stamp_key(message.number, message.epoch, message.ticket))
+        elif isinstance(message, m.Pong):
+            self._stamp(StampKind.PONGED, monotonic_ns(), bare_key(message.number))
 
     def _look_at(self, connection: WorkerConnection, message: m.Message, payload: object) -> object:
         """Return the payload; for a Welcome, whether the worker really holds the lock that it claims to hold.
@@ -198,9 +211,15 @@ class WorkerConnections:
 
     def send(self, order: i.ToWorker) -> Iterator[e.Event]:
         """Queue a message for the next `flush`; yield nothing. Raise ValueError if it exceeds the protocol's bounds."""
+        message = order.message
+        if isinstance(message, m.Want):
+            key = stamp_key(message.number, message.epoch, message.ticket, message.attempt, message.worker)
+            self._stamp(StampKind.ASKED, monotonic_ns(), key)
+        elif isinstance(message, m.Ping):
+            self._stamp(StampKind.PINGED, monotonic_ns(), bare_key(message.number))
         connection = self._connections[order.connection_id]
-        connection.queue(order.message)
-        self._lines.note_sent(connection.endpoint, order.message)
+        connection.queue(message)
+        self._lines.note_sent(connection.endpoint, message)
         self._spoken_to.add(order.connection_id)
         yield from ()
 

@@ -48,7 +48,7 @@ class BatchMaker:
         """
         layout = self._layout_of(offered)
         data = self._bytes_of(offered, layout)
-        return Batch(layout.arrays(data), data, offered.header, settle, self._receiver)
+        return Batch(layout.arrays(data), data, offered.header, settle, self._receiver, offered.built_by)
 
     def _layout_of(self, offered: OfferedBatch) -> Layout:
         layout = self._receiver.spec.layout(offered.header.shape)

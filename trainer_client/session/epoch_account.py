@@ -19,7 +19,7 @@ import numpy as np
 from shared.metrics.names import WAIT_BOUNDS_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shared.wire.batch_layout import Field
     from shared.wire.message_parts import WireShape
@@ -35,6 +35,10 @@ _NOTICEABLE = 0.05
 PHASES = ("warm_up", "step", "checkpoint")
 
 __all__ = ["PHASES", "Accounts", "EpochAccount", "ReadCounts", "split_wait"]
+
+
+#: Past the last batch of any epoch, in a stamp of an epoch that was trained on to its end.
+_END_OF_EPOCH = 2**62
 
 
 @dataclass(slots=True)
@@ -132,8 +136,10 @@ def _verdict(waiting: float) -> dict[str, str]:
 class Accounts:
     """The counts of one feed, whose batches have the given fields."""
 
-    def __init__(self, fields: Iterable[Field]) -> None:
+    def __init__(self, fields: Iterable[Field], note_trained: Callable[[int, int, int], None] | None = None) -> None:
         self.counts = ReadCounts()
+        #: Called with epoch, first number and the number after the last, of batches that were trained on.
+        self._note_trained = note_trained
         known = {field.key: field for field in fields}
         # Bytes of one step along the padded axis. Fields without lengths of their own are left out: the marks beside a
         # packed key.
@@ -243,6 +249,8 @@ class Accounts:
         Rounds of an epoch that is closed, or of which nothing was read, do not count. The first call for an epoch notes
         `number` as where training began in it.
         """
+        if self._note_trained is not None:
+            self._note_trained(epoch, number, _END_OF_EPOCH if stop == math.inf else int(stop))
         for batch in list(self._untrained):  # a copy, because a reader in another thread may be adding more
             if batch[0] == epoch and number <= batch[1] < stop:
                 self.counts.trained_rows += self._untrained.pop(batch, 0)

@@ -104,7 +104,7 @@ class FeedSession:
             #: The coordinator's description of the stream.
             self.spec = self.receiver.spec
             #: Counts of batches read, and of waits.
-            self.accounts = Accounts(self.spec.fields)
+            self.accounts = Accounts(self.spec.fields, self.outbox.note_trained)
             self._serve_metrics(metrics)
         except BaseException:  # the receive thread runs already, and must not outlive a session that was not made
             self.close()

@@ -25,6 +25,7 @@ from shared.wire.message_parts import (
     TableForm,
     TableGradient,
     Ticket,
+    TraceProcess,
     VariablePart,
     WireField,
     WireShape,
@@ -357,6 +358,21 @@ EXAMPLES: tuple[m.Message, ...] = (
     servers.Quit(trainer=2**63 + 1),
     servers.Order(
         generation=2**62, what="apply", version=18, trainer=2**63 + 1, lease=Lease(2, 1230, 2), cut=0, rate=0.001
+    ),
+    m.TraceQuery(serial=9, processes=(2**63 - 1, 5), first_row=0, last_ms=30000, stream="train", epoch=2, number=4217),
+    m.TraceProcesses(serial=9, processes=(TraceProcess("gpu-1:77", 2**62, "train", 2, 1, 8),), left_out=3),
+    m.TraceWanted(serial=10, first_row=40, last_ms=0, stream="", epoch=None, number=None),
+    m.TracePage(
+        serial=10,
+        process=2**62,
+        gone=False,
+        boot_id="6f3c-boot",
+        now_ns=123456789012,
+        oldest_ns=120000000000,
+        streams=("train",),
+        stamps=bytes(range(48)),
+        next_row=940,
+        overwritten=7,
     ),
 )
 

@@ -23,13 +23,13 @@ def said_by(role, table):
 def test_who_says_what_to_the_coordinator():
     assert said_by("trainer", TO_COORDINATOR) == {
         *("Attach", "Progress", "Detach", "Outcomes", "Results", "StandsStill"),
-        *("GraphOffer", "GraphPiece", "Join", "StatusQuery"),
+        *("GraphOffer", "GraphPiece", "Join", "StatusQuery", "TraceQuery", "TracePage"),
     }
     assert said_by("worker", TO_COORDINATOR) == {
         *("Register", "BuilderParts", "Beat", "Culprit", "Leave", "Failing", "BundleWanted", "Forgive"),
-        "StatusQuery",
+        *("StatusQuery", "TraceQuery", "TracePage"),
     }
-    assert said_by("coordinator", TO_COORDINATOR) == {"Forgive", "StatusQuery"}
+    assert said_by("coordinator", TO_COORDINATOR) == {"Forgive", "StatusQuery", "TraceQuery"}
 
 
 def test_who_says_what_to_a_worker():

@@ -37,6 +37,9 @@ class _Clock:
     def monotonic(self) -> float:
         return self._scheduler.now_s
 
+    def monotonic_ns(self) -> int:
+        return int(1e9 * self._scheduler.now_s)
+
 
 def run(seed: int, *, keep_all: bool = False) -> Outcome:
     """Run one seed."""

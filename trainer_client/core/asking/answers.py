@@ -150,7 +150,7 @@ class Answers:
         self.usual_answer_s += 0.1 * (answer_s - self.usual_answer_s) if self.usual_answer_s else answer_s
         worker.serve(worker.in_hand_s(ask, now_s), now_s)
         self._count_rows(entry, header)
-        self._out.append(i.Offer(ask.seq, ticket.slot, entry.batch, header))
+        self._out.append(i.Offer(ask.seq, ticket.slot, entry.batch, header, worker.name))
         # Others that hold a ticket for it still have to answer: one may be writing into its slot at this moment.
         self._tickets.cancel(entry)
 

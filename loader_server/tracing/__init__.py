@@ -1,0 +1,1 @@
+"""One batch's life: stamps of several processes joined, and shown as lines or as a trace."""

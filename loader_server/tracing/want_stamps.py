@@ -1,0 +1,36 @@
+"""A worker's stamps: when each want came, was read, built and answered.
+
+Rules: the poll loop, the building thread and the readers all stamp, without a lock (see `shared.tracing.ring`).
+"""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+from typing import TYPE_CHECKING
+
+from shared.tracing.ring import StampKind, StampRing, bare_key, stamp_key
+
+if TYPE_CHECKING:
+    from shared.wire.messages import Want
+
+__all__ = ["WantStamps"]
+
+
+class WantStamps:
+    """The stamps of one worker."""
+
+    def __init__(self) -> None:
+        self.ring = StampRing()
+
+    def key(self, want: Want) -> bytes:
+        """Return what all stamps of a want have in common."""
+        stream = self.ring.stream_number(want.stream)
+        return stamp_key(want.number, want.epoch, want.ticket, want.attempt, want.trainer, stream)
+
+    def stamp(self, kind: int, key: bytes) -> None:
+        """Note that this happened now to the want with this key."""
+        self.ring.stamp(kind, monotonic_ns(), key)
+
+    def note_ping(self, trainer: int, number: int) -> None:
+        """Note that a trainer's Ping of this number came now."""
+        self.stamp(StampKind.PING_CAME, bare_key(number, peer=trainer))
