@@ -124,6 +124,10 @@ def _none(_arrays, _record):
     return None
 
 
+def _damaged(_arrays, _record):
+    return b"cut off"
+
+
 def _other_variable(arrays, record):
     return {**arrays, "0": arrays["0"] + 1}, record
 
@@ -143,6 +147,7 @@ def _other_stopping(arrays, record):
 #: What the second process reads, made of the first one's checkpoint.
 _OTHERS = {
     "none there": _none,
+    "damaged": _damaged,
     "other variable": _other_variable,
     "other steps": _other_steps,
     "other position": _other_position,
@@ -157,7 +162,9 @@ def _other_checkpoint(own, folder, rank, name, change):
         shutil.copytree(own, elsewhere[0], ignore=shutil.ignore_patterns("xla"))
         changed = change(*CheckpointFolder(own, 3).read_last())
         elsewhere[1].mkdir()
-        if changed is not None:
+        if isinstance(changed, bytes):
+            (elsewhere[1] / "00000001.npz").write_bytes(changed)
+        elif changed is not None:
             CheckpointFolder(elsewhere[1], 3).write(*changed)
         done.touch()
     wait_until(done.exists, "the checkpoints are there", 100)
@@ -221,6 +228,7 @@ def _run_several(folder: Path, replicas: int) -> None:
         for variable in variables[:2] if rank else ():
             last = placement._strategy.experimental_local_results(variable.value)[-1]
             last.assign(last + 1)
+        came["unequal"] = _refusal(loop.check_replicas)
         came["copied"] = loop.broadcast_variables()
         came["variables again"] = [each.numpy().tolist() for each in variables]
         loop.check_replicas()

@@ -8,12 +8,13 @@ save.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from shared.errors import DataError
+from shared.errors import DataError, LostError
 from trainer_client.network.trainer_log import process_log
 from trainer_client.training.checkpoints.checkpoint_folder import TABLES, CheckpointFolder
 from trainer_client.training.checkpoints.initial_values import variable_names
@@ -102,10 +103,7 @@ class SavedRun:
         it is of another job, stream or plan. The feed's errors of attaching at the cursor (RefusedError, LostError) and
         errors of initial values are passed on, and OSError if the folder cannot be read.
         """
-        checkpoint = self._folder.read_last()
-        # Before anything else: at different positions of the feed, processes would wait for each other.
-        if compare is not None:
-            compare(_beginning(checkpoint))
+        checkpoint = self._read_alike(compare)
         self.tables = None
         if checkpoint is None:
             session.cursor.rewind()
@@ -122,6 +120,25 @@ class SavedRun:
         totals = self._take_in(model, early_stop, arrays, record)
         session.note_saved(self._folder.newest_used, record.get("step", 0))
         return totals, NotedMeans.of(record.get("noted", {}))
+
+    def _read_alike(self, compare: Callable[[Mapping[str, str]], None] | None) -> tuple[Arrays, dict[str, Any]] | None:
+        """Return the newest intact checkpoint, or None without any, once `compare` has seen what a run begins with.
+
+        Errors of `compare` are passed on. Raise DataError if all checkpoints are damaged, and OSError if the folder
+        cannot be read; `compare` is called before.
+        """
+        try:
+            checkpoint = self._folder.read_last()
+        except (DataError, OSError):
+            # The other processes wait for this one in `compare`. What is wrong here says more than that it differs.
+            if compare is not None:
+                with suppress(DataError, LostError):
+                    compare(_beginning("unreadable", {}))
+            raise
+        # Before anything else: at different positions of the feed, processes would wait for each other.
+        if compare is not None:
+            compare(_beginning("none", {}) if checkpoint is None else _beginning("one", checkpoint[1]))
+        return checkpoint
 
     def read(self, model: Any, early_stop: EarlyStop | None) -> RunTotals | None:
         """Restore the newest checkpoint, but not the feed's place; return its totals, or None if there is none.
@@ -149,12 +166,14 @@ class SavedRun:
         return RunTotals.of_checkpoint(record)
 
 
-def _beginning(checkpoint: tuple[Arrays, Mapping[str, Any]] | None) -> dict[str, str]:
-    """Return what a run begins with besides variables, by names for people; always the same names."""
-    record: Mapping[str, Any] = {} if checkpoint is None else checkpoint[1]
+def _beginning(checkpoint: str, record: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a run begins with besides variables, by names for people; always the same names.
+
+    `checkpoint` says whether there is one, and `record` is that of the checkpoint, or empty.
+    """
     parts = {"totals": "run", "feed position": "feed", "early stopping": "early_stop"}
     texts = {name: json.dumps(record.get(key), sort_keys=True) for name, key in parts.items()}
-    return {"checkpoint": "none" if checkpoint is None else "one"} | texts
+    return {"checkpoint": checkpoint} | texts
 
 
 def model_record(model: Any) -> dict[str, Any]:

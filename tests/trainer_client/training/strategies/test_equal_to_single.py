@@ -108,8 +108,10 @@ def test_two_processes_of_a_cluster_do_the_same_and_decide_alike(tmp_path, plain
         )
         for name, part in _OTHER_PARTS.items():
             assert f"a run that begins alike in its 2 processes, got another {part} in some" in came[name]
+        assert ("another checkpoint in some of them; here it is one." in came["damaged"]) == (came is first)
         assert "batch 2 of epoch 0 of fake, step 2: expected finite loss and gradients" in came["not finite"]
         assert re.search(r"in none: \S*first, \S*second", came["different"])
+    assert "00000001.npz" in second["damaged"], "its own error, which says more"
     assert (first["copied"], first["equal again"], second["equal again"]) == ([], None, None)
     assert [path.rpartition("/")[2] for path in second["copied"]] == ["embeddings"]
     assert first["first"] == second["first"] == first["variables"][0]
@@ -131,6 +133,8 @@ def test_two_processes_of_two_replicas_each_do_what_one_process_does(tmp_path):
     assert (first["losses"], first["variables"]) == (second["losses"], second["variables"])
     for one, other in zip(saved(tmp_path / "plain")[0], first["variables"], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    for came in (first, second):
+        assert "others in the 2 processes: " in came["unequal"], "though only the second has replicas that differ"
     assert (first["copied"], len(second["copied"])) == ([], 2)
     assert first["variables again"] == second["variables again"] == first["variables"]
     for came in (first, second):
