@@ -1,8 +1,9 @@
 """The report that `loader-server status` shows, and log lines for the workers and trainers that come and go.
 
-Rules: pure. A report that is too long for a message is cut, and counts the entries that were left out. Log lines are derived from the
-difference between two consecutive reports, so an absence shorter than the time between them goes unnoticed. A member
-that has just been logged is not logged again for a while; its next line then has the number of its changes.
+Rules: pure. A report that is too long for a message is cut, and counts the entries that were left out. Log lines are
+derived from the difference between two consecutive reports, so an absence shorter than the time between them goes
+unnoticed. A member that has just been logged is not logged again for a while; its next line then has the number of its
+changes.
 """
 
 from __future__ import annotations

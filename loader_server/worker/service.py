@@ -411,7 +411,7 @@ class Worker:
             remote_found=self.remote_counts.found,
             remote_waited=self.remote_counts.waited,
             busy_us=int(1e6 * self._thread.busy_s()),
-            awaited_us=int(1e6 * self._thread.awaited_s),
+            awaited_us=int(1e6 * self._thread.awaited_s()),
             read_us=sum(counts.read_us for counts in self.build_counts.values()),
             held_up_us=int(1e6 * self._thread.held_up_s()),
             culprits=self._registration.membership.culprits,

@@ -39,8 +39,9 @@ LIMITS = ("nobody", "trainers", "rank", "window", "wire", "transforms", "reads",
 
 #: Trainers that wait for less than this share of their time are the limit themselves.
 _HARDLY = 0.03
-#: A worker, or a rank's step, counts as slow if it takes this many times what is usual.
-_SLOW = 1.6
+#: A worker, or a rank's step, counts as slow if it takes this many times what is usual. Reads differ more by chance:
+#: some find their bytes in a cache, and a look covers few of them where they are slow.
+_SLOW, _SLOW_READS = 1.6, 2.5
 _SLOW_STEP = 1.15
 #: A gain below this is none.
 _NO_GAIN = 0.03
@@ -140,6 +141,8 @@ def sentence(verdict: JobLimit) -> str:
     """Return the verdict as one line for people, with what would be gained; "gain unknown" if that is not known."""
     if verdict.limit == "nobody":
         return "limit: nobody, no trainer reads"
+    if verdict.limit == "worker" and not verdict.who:
+        return "limit: workers, of which none builds a batch"
     where = _WHERE[verdict.limit].format(who=verdict.who, busy=f"{100 * verdict.busy:.0f} %")
     return f"limit: {where}; {_gained(verdict.gains)}"
 
@@ -230,7 +233,7 @@ def _slow_worker(job: JobTimes, now: float) -> str:
     """Return the name of the slowest worker if the job would gain from its being as quick as usual, otherwise ""."""
     usual = _usual(job.workers)
     slowest = max(job.workers, key=lambda worker: worker.times.build_s + worker.times.read_s / READ_AT_A_TIME)
-    if slowest.times.build_s <= _SLOW * usual.build_s and slowest.times.read_s <= _SLOW * usual.read_s:
+    if slowest.times.build_s <= _SLOW * usual.build_s and slowest.times.read_s <= _SLOW_READS * usual.read_s:
         return ""
     eased = [replace(worker, times=usual) if worker is slowest else worker for worker in job.workers]
     return slowest.name if _rate(replace(job, workers=eased)) / now - 1 > 2 * _NO_GAIN else ""

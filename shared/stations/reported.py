@@ -6,6 +6,7 @@ own trainers gain is what all of them gain.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shared.stations.closed_loop import TrainerTimes, WorkerTimes
@@ -30,7 +31,9 @@ def limit_of_report(report: Mapping[str, Any]) -> JobLimit:
     """Return what limits a job now, from the coordinator's report, and what it has gained over the last half minute."""
     now = find_limit(_job_times(report, _NOW))
     steady = find_limit(_job_times(report, _STEADY))
-    return JobLimit(now.limit, now.who, now.busy, steady.gains if steady.limit == now.limit else now.gains)
+    # The longer time says nothing for half a minute after a change: it mixes two jobs, and no loop comes to their rate.
+    gains = steady.gains if steady.limit == now.limit and steady.gains is not None else now.gains
+    return replace(now, gains=gains)
 
 
 def _job_times(report: Mapping[str, Any], over: str) -> JobTimes:
@@ -76,4 +79,5 @@ def _trainers(report: Mapping[str, Any], over: str) -> Iterator[tuple[TrainerSta
                 window=max(1, trainer["prefetch"]),
                 wire_s=_US * lately["wire_us"] / max(1, batches),
             )
-            yield TrainerStation(trainer["name"], times), over_s, batches, waited_s
+            computed_s = _US * lately["computed_us"] / max(1, batches) or None
+            yield TrainerStation(trainer["name"], times, computed_s), over_s, batches, waited_s

@@ -16,7 +16,7 @@ import time
 import weakref
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import zmq
@@ -37,6 +37,7 @@ from trainer_client.network.awaited_answers import AwaitedAnswers, SilentWait
 from trainer_client.network.coordinator_client import WARN_AFTER_S, ReceiverSettings, nobody_answers
 from trainer_client.network.outbox import NOTHING_READ, Outbox
 from trainer_client.network.receive_thread import Wires, run_turns, used_after_fork, watch_forks
+from trainer_client.network.standing import Standing
 from trainer_client.network.worker_connections import WorkerConnections
 
 if TYPE_CHECKING:
@@ -50,23 +51,13 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-__all__ = ["Receiver", "ReceiverSettings", "Standing", "trainer_name"]
+__all__ = ["Receiver", "ReceiverSettings", "trainer_name"]
 
 #: The longest that the loop sleeps, even if the core has nothing due.
 _LONGEST_PAUSE_S = 1.0
 
 #: How often a consumer that waits for an answer checks whether the feed has failed meanwhile.
 _LOOK_S = 0.2
-
-
-@dataclass(slots=True)
-class Standing:
-    """The consumer's progress, written by its session and read for heartbeats."""
-
-    #: (epoch, number) of the first batch not yet trained on.
-    trained_to: tuple[int, int] = (0, 0)
-    #: Seconds that the consumer has waited for data since the start.
-    waited_s: float = 0.0
 
 
 def _refuse_nothing() -> None:
@@ -412,6 +403,7 @@ class Receiver:
                 batches_read=self.outbox.batches_read,
                 prefetch=self.stream.wants.prefetch,
                 wire_us=int(1e6 * self.stream.answers.wire.busy_s),
+                computed_us=int(1e6 * self.standing.computed_s),
                 members=order.members,
             )
         )
