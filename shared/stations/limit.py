@@ -98,13 +98,15 @@ class Gains:
 class JobLimit:
     """The limit, the worker or trainer that it lies at, and the share of the time in which the limit is busy.
 
-    `who` is empty if it lies at all of them; `gains` is None if they are unknown.
+    `who` is empty if it lies at all of them; `gains` is None if they are unknown. `is_rank_known` is False if trainers
+    in step are the limit and do not all tell how long their own computation takes: a single rank may be slow.
     """
 
     limit: str
     who: str = ""
     busy: float = 0.0
     gains: Gains | None = None
+    is_rank_known: bool = True
 
 
 def find_limit(job: JobTimes) -> JobLimit:
@@ -116,7 +118,7 @@ def find_limit(job: JobTimes) -> JobLimit:
     now = _rate(job)
     limit, who = _among_trainers(job) if job.waited < _HARDLY else _among_stations(job, now)
     gains = _gains(job, now) if job.rate and abs(now / job.rate - 1) <= _LIKENESS else None
-    return JobLimit(limit, who, _busy(job, limit), gains)
+    return JobLimit(limit, who, _busy(job, limit), gains, is_rank_known=limit != "trainers" or _tells_ranks_apart(job))
 
 
 def _among_trainers(job: JobTimes) -> tuple[str, str]:
@@ -143,12 +145,14 @@ def sentence(verdict: JobLimit) -> str:
         return "limit: nobody, no trainer reads"
     if verdict.limit == "worker" and not verdict.who:
         return "limit: workers, of which none builds a batch"
-    where = _WHERE[verdict.limit].format(who=verdict.who, busy=f"{100 * verdict.busy:.0f} %")
+    where = _WHERE[verdict.limit].format(
+        who=verdict.who, busy=f"{100 * verdict.busy:.0f} %", rank="" if verdict.is_rank_known else "; rank unknown"
+    )
     return f"limit: {where}; {_gained(verdict.gains)}"
 
 
 _WHERE = {
-    "trainers": "trainers ({busy} of their time in steps)",
+    "trainers": "trainers ({busy} of their time in steps{rank})",
     "rank": "rank {who}, whose steps are longer than the others'",
     "window": "the window, batches are not asked for early enough",
     "wire": "the connections to trainers ({busy} busy)",
@@ -240,13 +244,20 @@ def _slow_worker(job: JobTimes, now: float) -> str:
 
 
 def _slow_rank(job: JobTimes) -> str:
-    """Return the name of the trainer whose steps are far longer than the others', "" if there is none."""
+    """Return the name of the trainer whose steps are far longer than the others', "" if none is known to be so."""
+    if not _tells_ranks_apart(job):
+        return ""
     steps_s = {
         trainer.name: trainer.times.step_s if trainer.computed_s is None else trainer.computed_s
         for trainer in job.trainers
     }
     slowest = max(steps_s, key=lambda name: steps_s[name])
     return slowest if steps_s[slowest] > _SLOW_STEP * median_low(steps_s.values()) else ""
+
+
+def _tells_ranks_apart(job: JobTimes) -> bool:
+    """Return whether a slow rank would show: a step in step with others takes as long as the slowest one's."""
+    return not job.in_step or all(trainer.computed_s is not None for trainer in job.trainers)
 
 
 def _is_held_up(job: JobTimes) -> bool:

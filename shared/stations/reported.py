@@ -13,7 +13,7 @@ from shared.stations.closed_loop import TrainerTimes, WorkerTimes
 from shared.stations.limit import JobLimit, JobTimes, TrainerStation, WorkerStation, find_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["limit_of_report"]
 
@@ -43,11 +43,31 @@ def _job_times(report: Mapping[str, Any], over: str) -> JobTimes:
     waited = [waited_s / over_s for _, over_s, _, waited_s in read]
     return JobTimes(
         workers=list(_workers(report, over)),
-        trainers=[station for station, *_ in read],
+        trainers=_own_steps([station for station, *_ in read]) if in_step else [station for station, *_ in read],
         in_step=in_step,
         rate=sum(rates),
         waited=max(waited, default=0.0) if in_step else sum(waited) / max(1, len(waited)),
     )
+
+
+def _own_steps(trainers: Sequence[TrainerStation]) -> list[TrainerStation]:
+    """Return trainers in step with steps of their own, without the time in which they wait for each other.
+
+    If they do not all tell their own computation, all get the shortest step: a rank that waits for data makes the steps
+    of the others longer.
+    """
+    steps_s = [trainer.times.step_s for trainer in trainers]
+    own_s = [trainer.computed_s for trainer in trainers if trainer.computed_s is not None]
+    if len(own_s) == len(trainers):
+        # What all do once they have met, an update of the weights for example, is what the slowest one has left.
+        common_s = max(0.0, min(step_s - computed_s for step_s, computed_s in zip(steps_s, own_s, strict=True)))
+        steps_s = [computed_s + common_s for computed_s in own_s]
+    else:
+        steps_s = [min(steps_s)] * len(trainers)
+    return [
+        replace(trainer, times=replace(trainer.times, step_s=step_s))
+        for trainer, step_s in zip(trainers, steps_s, strict=True)
+    ]
 
 
 def _is_queue(report: Mapping[str, Any]) -> bool:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from tests.support.slowed.situations import Setup
 
-__all__ = ["Outcome", "run_draw"]
+__all__ = ["Outcome", "play_patiently", "run_draw"]
 
 #: Bounds: the right limit after the trouble's beginning, how long it stays, and until it is gone.
 FOUND_S, STAYS_S, GONE_S = 10.0, 10.0, 10.0
@@ -221,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _all(names: Sequence[str], draws: int, at_once: int, *, gains: bool) -> dict[str, Any]:
     with ThreadPoolExecutor(at_once) as pool:
-        outcomes = {name: [pool.submit(_patiently, name, number) for number in range(draws)] for name in names}
+        outcomes = {name: [pool.submit(play_patiently, name, number) for number in range(draws)] for name in names}
         measured = {name: pool.submit(_apart, name, 0, "gains") for name in names if gains and name in _WITH_GAINS}
         situations = {}
         for name, futures in outcomes.items():
@@ -240,7 +240,7 @@ def _all(names: Sequence[str], draws: int, at_once: int, *, gains: bool) -> dict
     return {"situations": situations, "right": right, "of": draws * len(situations)}
 
 
-def _patiently(situation: str, number: int) -> dict[str, Any]:
+def play_patiently(situation: str, number: int) -> dict[str, Any]:
     """Play a draw, and play it again if it went wrong on a busy machine."""
     for repeated in range(_MOST_REPEATS + 1):
         outcome = _apart(situation, number, "draw") | {"repeated": repeated}
