@@ -244,6 +244,7 @@ def test_the_public_names_of_a_feed_and_what_it_gives():
             *(
                 "aggregate",
                 "close",
+                "computed",
                 "dataset",
                 "distributed",
                 "epoch",

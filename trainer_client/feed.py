@@ -49,8 +49,6 @@ class Feed:
     def __init__(self, session: FeedSession) -> None:
         self._session = session
 
-    # --- what the stream is ---
-
     @property
     def shapes(self) -> tuple[BucketShape, ...]:
         """The padded shapes that batches come in, each with `rows` and `lengths`, the padded length of each key.
@@ -101,8 +99,6 @@ class Feed:
         """
         return self._session.ranks.world
 
-    # --- reading ---
-
     def __iter__(self) -> Iterator[Batch]:
         with self._session.open() as batches:
             for batch in batches:
@@ -149,8 +145,6 @@ class Feed:
         if not isinstance(error, BaseException):
             raise refused("an exception", error, "feed.interrupt")
         self._session.interrupt(error)
-
-    # --- the cursor ---
 
     @property
     def epoch(self) -> int:
@@ -231,6 +225,15 @@ class Feed:
             >>> feed.waited(time.perf_counter() - began_s)
         """
         self._session.count_step_wait(seconds(wait_s, "wait_s", "feed.waited", may_be_zero=True))
+
+    def computed(self) -> None:
+        """Report that this trainer's part of a step is done, before it waits for others: `status` names slow ranks.
+
+        Example:
+            >>> for batch in feed:
+            ...     feed.computed()
+        """
+        self._session.receiver.standing.end_computation()
 
     def state(self) -> dict[str, Any]:
         """Return the cursor as plain values, for a checkpoint of your own.
@@ -326,8 +329,6 @@ class Feed:
         shared = self._session.results.share(values, rows=rows, epoch=at, step=step, wait=True)
         assert shared is not None
         return shared
-
-    # --- TensorFlow ---
 
     def dataset(
         self,
@@ -467,8 +468,6 @@ class Feed:
 
         structure = ElementStructure(inputs=inputs, targets=targets, weights=weights, map=map)
         dataset.warm_up(self._session, step, structure)
-
-    # --- the end ---
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Leave the job; batches that are still referenced stay valid.

@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -160,8 +161,8 @@ class BuildThread:
         #: poll loop reads it.
         self._idle: tuple[float, float | None] = (0.0, None)
         self._began_s = time.monotonic()
-        #: How long the thread has waited for samples that were being read.
-        self.awaited_s = 0.0
+        #: How long the thread has waited for samples that were being read, and since when, as above.
+        self._awaited: tuple[float, float | None] = (0.0, None)
         #: Builds taken from the queue, whose samples are being read or have been.
         self._at_hand: deque[Build | None] = deque()
         #: How many more reads begin before one is waited for again.
@@ -185,6 +186,11 @@ class BuildThread:
         """
         now_s, (idle_s, since_s) = time.monotonic(), self._idle
         return max(0.0, now_s - self._began_s - idle_s - (0.0 if since_s is None else now_s - since_s))
+
+    def awaited_s(self) -> float:
+        """Return the part of `busy_s` in which it waited for samples that were being read, up to now."""
+        awaited_s, since_s = self._awaited
+        return awaited_s + (0.0 if since_s is None else time.monotonic() - since_s)
 
     def held_up_s(self) -> float:
         """Return how long the thread could have run since its start and had no CPU; 0 if the system does not tell."""
@@ -270,10 +276,9 @@ class BuildThread:
         if self._unwaited:
             self._unwaited -= 1
             return
-        began_s = time.monotonic()
-        if not build.pending.ends_at_once(moment_s):
-            self._unwaited = _UNWAITED
-        self.awaited_s += time.monotonic() - began_s
+        with self._awaiting():
+            if not build.pending.ends_at_once(moment_s):
+                self._unwaited = _UNWAITED
 
     def _prepare(self, builder: Builder, build: Build, begin: Callable[[int], None] | None = None) -> Prepared:
         """Return the want's prepared samples, and stamp it as read; errors of `prepare` pass through."""
@@ -334,7 +339,11 @@ class BuildThread:
                 return Outcome(build)
             builder = self._builders[build.want.stream]
             self._stamp(StampKind.BEGUN, build.key)
-            prepared = self._prepare(builder, build) if build.pending is None else self._await(build.pending)
+            if build.pending is None:
+                prepared = self._prepare(builder, build)
+            else:
+                with self._awaiting():
+                    prepared = self._readers.wait_for(build.pending)
             # Only after a death: a trial costs a second for the child, and a decoding of each sample in it.
             for conviction in self._try_samples(build, builder, prepared) if build.want.attempt > 0 else ():
                 convictions.append(conviction)  # noqa: PERF402 - those before an error count
@@ -353,13 +362,15 @@ class BuildThread:
             shortage = exhausted(error, in_hand, f"stream {build.want.stream}")
             return Outcome(build, error=shortage or error, convictions=tuple(convictions))
 
-    def _await(self, pending: PendingRead[Prepared]) -> Prepared:
-        """Return what was read; raise its error, or ReadError if reading a sample takes too long."""
-        began_s = time.monotonic()
+    @contextmanager
+    def _awaiting(self) -> Iterator[None]:
+        """Count the time of the block as waiting for samples; errors in it pass through."""
+        awaited_s, began_s = self._awaited[0], time.monotonic()
+        self._awaited = (awaited_s, began_s)
         try:
-            return self._readers.wait_for(pending)
+            yield
         finally:
-            self.awaited_s += time.monotonic() - began_s
+            self._awaited = (awaited_s + time.monotonic() - began_s, None)
 
     def _is_elsewhere(self, build: Build, builder: Builder, prepared: Prepared) -> bool:
         """Return whether another worker holds this batch and the time to leave it is not over; OSError passes."""

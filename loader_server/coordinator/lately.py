@@ -16,10 +16,10 @@ __all__ = ["LATELY_S", "TRAINER_COUNTS", "WORKER_COUNTS", "Lately", "lately_repo
 #: Reports cover these times: what limits a job shows in seconds, what it would gain needs a steadier look.
 LATELY_S = (5.0, 30.0)
 
-#: What is counted: fields of `Beat`, and for trainers batches read, and microseconds of waiting and of batches on their
-#: way by TCP.
+#: What is counted: fields of `Beat`, and for trainers batches read, and microseconds of waiting, of batches on their
+#: way by TCP and of their own computation.
 WORKER_COUNTS = ("built", "busy_us", "awaited_us", "read_us", "held_up_us")
-TRAINER_COUNTS = ("batches", "waited_us", "wire_us")
+TRAINER_COUNTS = ("batches", "waited_us", "wire_us", "computed_us")
 
 #: Most entries, of which there are two a second with the usual heartbeats.
 _MOST = 128

@@ -54,7 +54,7 @@ def build_report(thread: BuildThread, counts: Iterable[BuildCounts]) -> dict[str
         "decoded": sum(sums.decoded_samples for sums in streams),
         "taken": sum(sums.taken for sums in streams),
         "busy_us": int(1e6 * thread.busy_s()),
-        "awaited_us": int(1e6 * thread.awaited_s),
+        "awaited_us": int(1e6 * thread.awaited_s()),
         "read_us": sum(sums.read_us for sums in streams),
         "held_up_us": int(1e6 * thread.held_up_s()),
     }

@@ -49,8 +49,9 @@ LIMITS = ("nobody", "trainers", "rank", "window", "wire", "transforms", "reads",
 
 #: Trainers that wait for less than this share of their time are the limit themselves.
 _HARDLY = 0.03
-#: A worker, or a rank's step, counts as slow if it takes this many times what is usual.
-_SLOW = 1.6
+#: A worker, or a rank's step, counts as slow if it takes this many times what is usual. Reads differ more by chance:
+#: some find their bytes in a cache, and a look covers few of them where they are slow.
+_SLOW, _SLOW_READS = 1.6, 2.5
 _SLOW_STEP = 1.15
 #: A gain below this is none.
 _NO_GAIN = 0.03
@@ -109,13 +110,15 @@ class Gains:
 class JobLimit:
     """The limit, the worker or trainer that it lies at, and the share of the time in which the limit is busy.
 
-    `who` is empty if it lies at all of them; `gains` is None if they are unknown.
+    `who` is empty if it lies at all of them; `gains` is None if they are unknown. `is_rank_known` is False if trainers
+    in step are the limit and do not all tell how long their own computation takes: a single rank may be slow.
     """
 
     limit: str
     who: str = ""
     busy: float = 0.0
     gains: Gains | None = None
+    is_rank_known: bool = True
 
 
 def find_limit(job: JobTimes) -> JobLimit:
@@ -127,7 +130,7 @@ def find_limit(job: JobTimes) -> JobLimit:
     now = _rate(job)
     limit, who = _among_trainers(job) if job.waited < _HARDLY else _among_stations(job, now)
     gains = _gains(job, now) if job.rate and abs(now / job.rate - 1) <= _LIKENESS else None
-    return JobLimit(limit, who, _busy(job, limit), gains)
+    return JobLimit(limit, who, _busy(job, limit), gains, is_rank_known=limit != "trainers" or _tells_ranks_apart(job))
 
 
 def _among_trainers(job: JobTimes) -> tuple[str, str]:
@@ -157,12 +160,16 @@ def sentence(verdict: JobLimit) -> str:
     """Return the verdict as one line for people, with what would be gained; "gain unknown" if that is not known."""
     if verdict.limit == "nobody":
         return "limit: nobody, no trainer reads"
-    where = _WHERE[verdict.limit].format(who=verdict.who, busy=f"{100 * verdict.busy:.0f} %")
+    if verdict.limit == "worker" and not verdict.who:
+        return "limit: workers, of which none builds a batch"
+    where = _WHERE[verdict.limit].format(
+        who=verdict.who, busy=f"{100 * verdict.busy:.0f} %", rank="" if verdict.is_rank_known else "; rank unknown"
+    )
     return f"limit: {where}; {_gained(verdict.gains)}"
 
 
 _WHERE = {
-    "trainers": "trainers ({busy} of their time in steps)",
+    "trainers": "trainers ({busy} of their time in steps{rank})",
     "rank": "rank {who}, whose steps are longer than the others'",
     "window": "the window, batches are not asked for early enough",
     "wire": "the connections to trainers ({busy} busy)",
@@ -249,20 +256,27 @@ def _slow_worker(job: JobTimes, now: float) -> str:
     """Return the name of the slowest worker if the job would gain from its being as quick as usual, otherwise ""."""
     usual = _usual(job.workers)
     slowest = max(job.workers, key=lambda worker: worker.times.build_s + worker.times.read_s / READ_AT_A_TIME)
-    if slowest.times.build_s <= _SLOW * usual.build_s and slowest.times.read_s <= _SLOW * usual.read_s:
+    if slowest.times.build_s <= _SLOW * usual.build_s and slowest.times.read_s <= _SLOW_READS * usual.read_s:
         return ""
     eased = [replace(worker, times=usual) if worker is slowest else worker for worker in job.workers]
     return slowest.name if _rate(replace(job, workers=eased)) / now - 1 > 2 * _NO_GAIN else ""
 
 
 def _slow_rank(job: JobTimes) -> str:
-    """Return the name of the trainer whose steps are far longer than the others', "" if there is none."""
+    """Return the name of the trainer whose steps are far longer than the others', "" if none is known to be so."""
+    if not _tells_ranks_apart(job):
+        return ""
     steps_s = {
         trainer.name: trainer.times.step_s if trainer.computed_s is None else trainer.computed_s
         for trainer in job.trainers
     }
     slowest = max(steps_s, key=lambda name: steps_s[name])
     return slowest if steps_s[slowest] > _SLOW_STEP * median_low(steps_s.values()) else ""
+
+
+def _tells_ranks_apart(job: JobTimes) -> bool:
+    """Return whether a slow rank would show: a step in step with others takes as long as the slowest one's."""
+    return not job.in_step or all(trainer.computed_s is not None for trainer in job.trainers)
 
 
 def _is_held_up(job: JobTimes) -> bool:

@@ -6,13 +6,14 @@ own trainers gain is what all of them gain.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shared.stations.closed_loop import TrainerTimes, WorkerTimes
 from shared.stations.limit import JobLimit, JobTimes, TrainerStation, WorkerStation, busy_shares, find_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["limit_of_report", "stations_of_report"]
 
@@ -30,7 +31,9 @@ def limit_of_report(report: Mapping[str, Any]) -> JobLimit:
     """Return what limits a job now, from the coordinator's report, and what it has gained over the last half minute."""
     now = find_limit(_job_times(report, _NOW))
     steady = find_limit(_job_times(report, _STEADY))
-    return JobLimit(now.limit, now.who, now.busy, steady.gains if steady.limit == now.limit else now.gains)
+    # The longer time says nothing for half a minute after a change: it mixes two jobs, and no loop comes to their rate.
+    gains = steady.gains if steady.limit == now.limit and steady.gains is not None else now.gains
+    return replace(now, gains=gains)
 
 
 def stations_of_report(report: Mapping[str, Any]) -> dict[str, float]:
@@ -46,11 +49,31 @@ def _job_times(report: Mapping[str, Any], over: str) -> JobTimes:
     waited = [waited_s / over_s for _, over_s, _, waited_s in read]
     return JobTimes(
         workers=list(_workers(report, over)),
-        trainers=[station for station, *_ in read],
+        trainers=_own_steps([station for station, *_ in read]) if in_step else [station for station, *_ in read],
         in_step=in_step,
         rate=sum(rates),
         waited=max(waited, default=0.0) if in_step else sum(waited) / max(1, len(waited)),
     )
+
+
+def _own_steps(trainers: Sequence[TrainerStation]) -> list[TrainerStation]:
+    """Return trainers in step with steps of their own, without the time in which they wait for each other.
+
+    If they do not all tell their own computation, all get the shortest step: a rank that waits for data makes the steps
+    of the others longer.
+    """
+    steps_s = [trainer.times.step_s for trainer in trainers]
+    own_s = [trainer.computed_s for trainer in trainers if trainer.computed_s is not None]
+    if len(own_s) == len(trainers):
+        # What all do once they have met, an update of the weights for example, is what the slowest one has left.
+        common_s = max(0.0, min(step_s - computed_s for step_s, computed_s in zip(steps_s, own_s, strict=True)))
+        steps_s = [computed_s + common_s for computed_s in own_s]
+    else:
+        steps_s = [min(steps_s)] * len(trainers)
+    return [
+        replace(trainer, times=replace(trainer.times, step_s=step_s))
+        for trainer, step_s in zip(trainers, steps_s, strict=True)
+    ]
 
 
 def _is_queue(report: Mapping[str, Any]) -> bool:
@@ -82,4 +105,5 @@ def _trainers(report: Mapping[str, Any], over: str) -> Iterator[tuple[TrainerSta
                 window=max(1, trainer["prefetch"]),
                 wire_s=_US * lately["wire_us"] / max(1, batches),
             )
-            yield TrainerStation(trainer["name"], times), over_s, batches, waited_s
+            computed_s = _US * lately["computed_us"] / max(1, batches) or None
+            yield TrainerStation(trainer["name"], times, computed_s), over_s, batches, waited_s

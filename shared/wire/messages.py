@@ -206,6 +206,7 @@ class Progress(Message):
     batches_read: int = wire(COUNT)
     prefetch: int = wire(COUNT)
     wire_us: int = wire(COUNT)
+    computed_us: int = wire(COUNT)
     members: int = wire(ID)
 
 

@@ -177,6 +177,7 @@ def _to_coordinator(random: Random, plan: str, *, asks: bool) -> m.Message:
         batches_read=few,
         prefetch=few,
         wire_us=few,
+        computed_us=few,
         members=few,
     )
     outcomes = m.Outcomes(

@@ -26,7 +26,7 @@ class StampedProcess:
         if stream:
             self.ring.stream_number(stream)
 
-    def at(  # noqa: PLR0913 - the fields of a stamp
+    def at(
         self,
         kind: int,
         ms: float,

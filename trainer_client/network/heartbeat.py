@@ -6,7 +6,6 @@ begins, and waiting that ends, is an event for the log of the trainer as well; s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shared.events.spells import Spell, SpellBegan
@@ -17,18 +16,9 @@ if TYPE_CHECKING:
     from trainer_client.core.attached_stream import AttachedStream
     from trainer_client.core.settings import CoreSettings
     from trainer_client.network.outbox import Outbox
+    from trainer_client.network.standing import Standing
 
-__all__ = ["Heartbeat", "Standing"]
-
-
-@dataclass(slots=True)
-class Standing:
-    """The consumer's progress, written by its session and read for heartbeats."""
-
-    #: (epoch, number) of the first batch not yet trained on.
-    trained_to: tuple[int, int] = (0, 0)
-    #: Seconds that the consumer has waited for data since the start.
-    waited_s: float = 0.0
+__all__ = ["Heartbeat"]
 
 
 class Heartbeat:
@@ -59,6 +49,7 @@ class Heartbeat:
             batches_read=self._outbox.batches_read,
             prefetch=stream.wants.prefetch,
             wire_us=int(1e6 * stream.answers.wire.busy_s),
+            computed_us=int(1e6 * self._standing.computed_s),
             members=members,
         )
 

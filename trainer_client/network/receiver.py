@@ -35,9 +35,10 @@ from trainer_client.core.core import Core
 from trainer_client.core.open_results import results_message
 from trainer_client.network.awaited_answers import AwaitedAnswers, SilentWait
 from trainer_client.network.coordinator_client import WARN_AFTER_S, ReceiverSettings, nobody_answers
-from trainer_client.network.heartbeat import Heartbeat, Standing
+from trainer_client.network.heartbeat import Heartbeat
 from trainer_client.network.outbox import NOTHING_READ, Outbox
 from trainer_client.network.receive_thread import Wires, run_turns, used_after_fork, watch_forks
+from trainer_client.network.standing import Standing
 from trainer_client.network.worker_connections import WorkerConnections
 
 if TYPE_CHECKING:

@@ -142,6 +142,7 @@ class Reading:
         self._accounts.count_read(headers, arrays, at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
         if self._accounts.counts.step_wait_s is None:  # waits that a training loop reports take precedence
             self._receiver.standing.waited_s = self._accounts.counts.wait_s
+            self._receiver.standing.begin_step()
 
 
 class BatchIterator(Reading):

@@ -182,6 +182,7 @@ class FeedSession:
         """Add the training loop's wait for a step's data; from now on its waits are reported, not the reader's."""
         self.accounts.count_step_wait(self.cursor.at.epoch, wait_s)
         self.receiver.standing.waited_s += wait_s
+        self.receiver.standing.begin_step()
 
     def batches_ahead(self) -> tuple[int, int]:
         """Return how many batches are ready and not taken, and how many were taken and are not trained on.

@@ -79,7 +79,8 @@ class AttachedTrainer(AttachedReader):
         if self.waited_permille is not None or progress.waited_permille or read != self.read:
             self._average(progress.waited_permille, now_s - self.heard_s)
         self._waited_us += 1000 * progress.waited_permille * (now_s - self.heard_s)
-        self.lately.note((progress.batches_read, self._waited_us, progress.wire_us), now_s)
+        counts = (progress.batches_read, self._waited_us, progress.wire_us, progress.computed_us)
+        self.lately.note(counts, now_s)
         self.peer, self.heard_s, self.read, self.progress = peer, now_s, read, progress
 
     def _average(self, permille: int, over_s: float) -> None:

@@ -118,7 +118,23 @@ def test_a_sentence_for_people(situation, expected):
     assert len(words) <= 118
 
 
+def test_trainers_in_step_that_do_not_all_tell_their_computation_leave_the_rank_unknown():
+    verdict = find_limit(SITUATIONS["trainers in step, nobody knows which"])
+    assert not verdict.is_rank_known
+    assert sentence(verdict).startswith("limit: trainers (100 % of their time in steps; rank unknown); ")
+    half = replace(SITUATIONS["rank t1"], trainers=list(SITUATIONS["rank t1"].trainers))
+    half.trainers[0] = replace(half.trainers[0], computed_s=None)
+    assert find_limit(half).limit == "trainers"
+    assert find_limit(SITUATIONS["trainers"]).is_rank_known
+
+
+def test_reads_that_differ_by_chance_make_no_slow_worker():
+    reading = [WorkerTimes(0.2, 0.005), WorkerTimes(0.4, 0.005)]
+    assert find_limit(job(reading, [TrainerTimes(0.002, 24)])).limit == "reads"
+
+
 def test_other_sentences():
+    assert sentence(JobLimit("worker")) == "limit: workers, of which none builds a batch"
     assert sentence(JobLimit("nobody")) == "limit: nobody, no trainer reads"
     assert sentence(JobLimit("wire", busy=0.97)) == "limit: the connections to trainers (97 % busy); gain unknown"
     for limit in LIMITS:

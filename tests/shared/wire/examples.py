@@ -109,6 +109,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         batches_read=77,
         prefetch=8,
         wire_us=123,
+        computed_us=456,
         members=5,
     ),
     m.Noted(),

@@ -220,6 +220,7 @@ class Trainer(Process):
                 batches_read=self.outbox.batches_read,
                 prefetch=self.core.stream.wants.prefetch,
                 wire_us=int(1e6 * self.core.stream.answers.wire.busy_s),
+                computed_us=0,
                 members=order.members,
             )
         )

@@ -11,7 +11,8 @@ from shared.logs import Log
 from tests.support.log_lines import Lines
 from trainer_client.core.settings import CoreSettings
 from trainer_client.core.upcoming import Ranks
-from trainer_client.network.heartbeat import Heartbeat, Standing
+from trainer_client.network.heartbeat import Heartbeat
+from trainer_client.network.standing import Standing
 
 LOG = Log("trainer", trainer="here:1", run="7")
 STREAM: Any = SimpleNamespace(

@@ -60,6 +60,26 @@ def test_what_the_training_loop_waited_is_what_heartbeats_tell(feed):
     assert feed._session.receiver.standing.waited_s == before_s >= 0.75
 
 
+def test_computation_counts_from_a_batch_or_from_the_data_that_the_loop_waited_for(feed):
+    standing = feed._session.receiver.standing
+    with feed.open() as reading:
+        feed.computed()
+        assert standing.computed_s == 0.0
+        next(reading)
+        feed.computed()
+        after_s = standing.computed_s
+        assert after_s > 0
+        feed.computed()
+        assert standing.computed_s == after_s
+        feed.waited(0.25)
+        feed.computed()
+        assert standing.computed_s > after_s
+        after_s = standing.computed_s
+        next(reading)  # read ahead by whoever reports waits for steps
+        feed.computed()
+        assert standing.computed_s == after_s
+
+
 def test_one_that_cannot_serve_its_metrics_leaves_no_thread(ends):
     before = set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SettingsError, match="metrics_port"):

@@ -1,0 +1,154 @@
+"""The situations in which a job is limited by one thing: what is drawn for each, what slows down, and what is right.
+
+Rules: pure. Delays are drawn around the step, so that before the trouble trainers are the limit, unless the situation
+says otherwise, and the trouble takes a large part of the rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.support.slowed.parts import BANDS, STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["SITUATIONS", "Setup", "draw"]
+
+#: What the slowed connection carries.
+WIRE_BITS_S = 60e6
+
+#: Wants that a worker reads at a time.
+_READ_AT_A_TIME = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A job, and its trouble: delays in seconds a batch, or what else happens to the processes."""
+
+    #: The limits of which any is right during the trouble, and whether a worker or rank has to be named.
+    right: tuple[str, ...]
+    names: str = ""
+    step_s: float
+    prefetch: int
+    rows: int
+    workers: int
+    source: str = "SlowlyRead"
+    #: Delays of a batch before and during the trouble, by name.
+    before: Mapping[str, float] = field(default_factory=dict)
+    during: Mapping[str, float] = field(default_factory=dict)
+    #: One of wire, host, worker, stopped, pause and nothing.
+    trouble: str = ""
+    ranks: int = 1
+    in_slots: bool = True
+    collective: bool = False
+    tells: bool = False
+
+
+def _drawn(random: Random, *, workers: tuple[int, ...] = (1, 2, 3)) -> dict[str, Any]:
+    return {
+        "step_s": round(random.uniform(0.025, 0.05), 4),
+        "workers": random.choice(workers),
+        "prefetch": random.choice((8, 12, 16, 24)),
+        "rows": random.choice((4, 8, 12)),
+    }
+
+
+def _slower(random: Random) -> float:
+    """Return how many times longer than its share of a step the slowed station takes."""
+    return random.uniform(1.5, 3.0)
+
+
+def _own_class(random: Random) -> Setup:
+    drawn = _drawn(random)
+    slow_s = _slower(random) * drawn["step_s"] * drawn["workers"]
+    return Setup(right=("transforms",), source="Features", during={"own_s": slow_s}, **drawn)
+
+
+def _slow_read(random: Random) -> Setup:
+    drawn = _drawn(random, workers=(1, 2))
+    # With a smaller window not all readers have something to do, and the window is the limit.
+    drawn["prefetch"] = 12 * drawn["workers"]
+    slow_s = _slower(random) * drawn["step_s"] * drawn["workers"] * _READ_AT_A_TIME
+    return Setup(right=("reads",), during={"read_s": slow_s}, **drawn)
+
+
+def _slow_store(random: Random) -> Setup:
+    drawn = _drawn(random, workers=(1, 2))
+    drawn["prefetch"] = 12 * drawn["workers"]
+    slow_s = _slower(random) * drawn["step_s"] * drawn["workers"] * _READ_AT_A_TIME
+    return Setup(right=("reads",), source="store", during={"store_s": slow_s}, **drawn)
+
+
+def _slow_transform(random: Random) -> Setup:
+    drawn = _drawn(random)
+    slow_s = _slower(random) * drawn["step_s"] * drawn["workers"]
+    return Setup(right=("transforms",), during={"transform_s": slow_s}, **drawn)
+
+
+def _full_host(random: Random) -> Setup:
+    drawn = _drawn(random, workers=(2, 3))
+    spin_s = random.uniform(0.7, 0.9) * drawn["step_s"] * drawn["workers"]
+    return Setup(right=("host",), during={"spin_s": spin_s}, trouble="host", **drawn)
+
+
+def _slow_wire(random: Random) -> Setup:
+    drawn = _drawn(random)
+    wire_s = _slower(random) * drawn["step_s"]
+    drawn["rows"] = max(1, round(wire_s * WIRE_BITS_S / 8 / (STEPS * BANDS * 4)))
+    return Setup(right=("wire",), trouble="wire", in_slots=False, **drawn)
+
+
+def _slow_step(random: Random) -> Setup:
+    drawn = _drawn(random)
+    build_s = 1.5 * drawn["step_s"] * drawn["workers"]
+    slow_s = _slower(random) * 1.5 * drawn["step_s"]
+    before, during = {"transform_s": build_s}, {"transform_s": build_s, "rank-0-step_s": slow_s}
+    return Setup(right=("trainers",), before=before, during=during, **drawn)
+
+
+def _hindered_worker(trouble: str) -> Callable[[Random], Setup]:
+    def make(random: Random) -> Setup:
+        drawn = _drawn(random, workers=(2, 3))
+        build = {"transform_s": random.uniform(1.1, 1.5) * drawn["step_s"] * drawn["workers"]}
+        return Setup(right=("worker",), names="worker", before=build, during=build, trouble=trouble, **drawn)
+
+    return make
+
+
+def _slow_rank(*, collective: bool) -> Callable[[Random], Setup]:
+    def make(random: Random) -> Setup:
+        drawn = _drawn(random, workers=(2, 3))
+        slow = {"rank-1-step_s": _slower(random) * drawn["step_s"]}
+        return Setup(
+            right=("rank",), names="rank", during=slow, ranks=2, collective=collective, tells=collective, **drawn
+        )
+
+    return make
+
+
+def _nobody(random: Random) -> Setup:
+    return Setup(right=("nobody",), during={"pause": 1.0}, **_drawn(random))
+
+
+SITUATIONS: dict[str, Callable[[Random], Setup]] = {
+    "own_class": _own_class,
+    "slow_read": _slow_read,
+    "slow_store": _slow_store,
+    "slow_transform": _slow_transform,
+    "full_host": _full_host,
+    "slow_wire": _slow_wire,
+    "slow_step": _slow_step,
+    "slow_worker": _hindered_worker("worker"),
+    "stopped_worker": _hindered_worker("stopped"),
+    "slow_rank_collective": _slow_rank(collective=True),
+    "slow_rank_alone": _slow_rank(collective=False),
+    "nobody": _nobody,
+}
+
+
+def draw(situation: str, number: int) -> Setup:
+    """Return what is drawn for a situation with this seed, the same each time."""
+    return SITUATIONS[situation](Random(f"{situation} {number}"))
