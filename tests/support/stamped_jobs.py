@@ -26,7 +26,7 @@ class StampedProcess:
         if stream:
             self.ring.stream_number(stream)
 
-    def at(  # noqa: PLR0913 - the fields of a stamp
+    def at(
         self,
         kind: int,
         ms: float,
@@ -55,9 +55,7 @@ class StampedProcess:
         first: int | None = 0
         while first is not None and not problem:
             wanted = TraceWanted(serial=1, first_row=first, last_ms=0, stream="", epoch=None, number=None)
-            page = page_of(
-                self.ring, wanted, process=self.process.incarnation, boot_id=self._boot, now_ns=10**12
-            )
+            page = page_of(self.ring, wanted, process=self.process.incarnation, boot_id=self._boot, now_ns=10**12)
             stamps.add(page)
             first = page.next_row
         return stamps

@@ -31,7 +31,15 @@ def test_a_page_of_a_process_that_is_gone_says_so():
     stamps = ProcessStamps(TraceProcess("w", 2, "", 0, 0, 0))
     stamps.add(
         TracePage(
-            serial=1, process=2, gone=True, boot_id="", now_ns=0, oldest_ns=0, streams=(), stamps=b"", next_row=None,
+            serial=1,
+            process=2,
+            gone=True,
+            boot_id="",
+            now_ns=0,
+            oldest_ns=0,
+            streams=(),
+            stamps=b"",
+            next_row=None,
             overwritten=0,
         )  # fmt: skip
     )
