@@ -241,9 +241,8 @@ class StampRing:
         if key.epoch is not None:
             is_it &= rows["epoch"] == key.epoch
         clocks = np.isin(rows["kind"], CLOCK_KINDS)
-        chosen: NDArray[np.bool_] = wanted & (
-            (is_it & ~clocks) | clocks & (np.cumsum(clocks[::-1])[::-1] <= _CLOCKS_KEPT)
-        )
+        are_last = np.cumsum(clocks[::-1])[::-1] <= _CLOCKS_KEPT
+        chosen: NDArray[np.bool_] = wanted & np.where(clocks, are_last, is_it)
         return chosen
 
 

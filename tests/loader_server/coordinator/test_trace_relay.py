@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from loader_server.coordinator.events import Received
-from loader_server.coordinator.state import CoordinatorState
 from shared.wire import messages as m
 from shared.wire.codec import MAX_FRAME, encode
 from shared.wire.message_parts import TraceProcess
 from shared.wire.topics.trace_messages import MOST_ASKED, MOST_LISTED
 from tests.support.coordinator import attach, coordinator, register
+
+if TYPE_CHECKING:
+    from loader_server.coordinator.state import CoordinatorState
 
 ASKER, TRAINER, WORKER = b"asker", b"trainer", b"worker"
 
