@@ -116,14 +116,15 @@ def test_a_worker_that_is_killed_and_the_second_attempt(loaders, capsys):
         try:
             # Its wants are asked elsewhere once it has been silent for a heartbeat timeout.
             numbers = [next(reading).number for _ in range(15)]
+            given = {"timeout_seconds": 1.0}
+            lives = [life for number in numbers for life in look(loaders, capsys, batch=number, **given)["batches"]]
         finally:
             victim.kill()
-        lives = [life for number in numbers for life in look(loaders, capsys, batch=number)["batches"]]
     wait_until(lambda: len(ask(loaders.endpoint)["workers"]) == 2, "the worker has a successor")
     twice = [life for life in lives if len(life["asked"]) > 1]
     assert twice
     assert all(any("no answer from" in part["name"] for part in life["parts"]) for life in twice)
-    assert any("stamps of " in missing for life in twice for missing in life["missing"])
+    assert any("no answer within 1 s" in missing for life in twice for missing in life["missing"])
 
 
 def test_a_trainer_that_has_left_took_its_stamps_along(loaders):
