@@ -348,7 +348,12 @@ COMMANDS = {
         example="loader-server trace tcp://127.0.0.1:7400 --seconds 30 > t.json",
         options=(
             _option("endpoint", nargs="?", default="tcp://127.0.0.1:7400", metavar="ENDPOINT", help="a job's endpoint"),
-            _option("--seconds", type=_seconds_back, default=None, help="how far back to look (default: 30)"),
+            _option(
+                "--seconds",
+                type=_seconds_back,
+                default=None,
+                help="how far back to look (default: 30; with --slowest 60)",
+            ),
             _option("--batch", type=_number, metavar="NUMBER", help="the life of this batch, in eight lines"),
             _option("--epoch", type=_number, default=None, help="with --batch: of this epoch; default: the last"),
             _option("--slowest", type=_whole, metavar="N", help="the N batches that were waited for longest"),

@@ -74,7 +74,10 @@ def _trace(gathering: StampGathering, options: argparse.Namespace) -> dict[str, 
 
 
 def _lives_of_batch(gathering: StampGathering, options: argparse.Namespace) -> list[Life]:
-    """Return the last life of the batch at each trainer that had it, of the last epoch unless one was named."""
+    """Return the last life of the batch at each trainer that had it, of the last epoch unless one was named.
+
+    A life that ended with its taking goes before one that has only begun: the same batch in the next lap, say.
+    """
     trainers = _trainers(gathering, options.stream)
     streams = {gathering.processes[trainer].process.stream for trainer in trainers}
     gathering.ask_all(
@@ -88,7 +91,8 @@ def _lives_of_batch(gathering: StampGathering, options: argparse.Namespace) -> l
     gathering.ask_all(_of_workers(found))
     lives = lives_of(list(gathering.processes.values()))
     epoch = max(life.epoch for life in lives)
-    return list({life.trainer.process.incarnation: life for life in lives if life.epoch == epoch}.values())
+    newest = sorted((life for life in lives if life.epoch == epoch), key=lambda life: life.taken_ns or 0)
+    return list({life.trainer.process.incarnation: life for life in newest}.values())
 
 
 def _question(options: argparse.Namespace, stream: str) -> StampQuestion:

@@ -6,8 +6,10 @@ the format demands. An arrow leads from the want by way of the worker that built
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from loader_server.tracing.process_stamps import joined_clocks
 from shared.tracing.ring import StampKind
 
 if TYPE_CHECKING:
@@ -83,14 +85,26 @@ def _row(group: str, lane: int) -> int:
 def chrome_trace(processes: Sequence[ProcessStamps], lives: Iterable[Life]) -> dict[str, Any]:
     """Return the trace as an object for JSON; without any life it has the processes alone.
 
-    Times are those of the trainers' clock; lives of trainers on several hosts are each in their own.
+    Times are of the first trainer's clock. A trainer on another host whose clock cannot be compared with that one is
+    listed as missing, and its spans are left out.
     """
-    chosen = sorted(lives, key=_begin_ns)
-    tracks = _Tracks(_begin_ns(chosen[0]) if chosen else 0)
+    reference = next((stamps.clock for stamps in processes if stamps.is_trainer), "")
+    clocks = joined_clocks(processes, reference)
+    known = [life for life in lives if life.trainer.clock in clocks]
+    offsets = {clock: offset.offset_ns for clock, offset in clocks.items()}
+    chosen = sorted(known, key=lambda life: _begin_ns(life) + offsets[life.trainer.clock])
+    tracks = _Tracks(_begin_ns(chosen[0]) + offsets[chosen[0].trainer.clock] if chosen else 0)
     numbers = {stamps.process.incarnation: number for number, stamps in enumerate(processes, 1)}
     for stamps in processes:
         _name_process(tracks, stamps, numbers[stamps.process.incarnation])
-    spans = sorted((span for number, life in enumerate(chosen, 1) for span in _spans(life, number, numbers)), key=_at)
+    spans = sorted(
+        (
+            (begin + offsets[life.trainer.clock], end + offsets[life.trainer.clock], *rest)
+            for number, life in enumerate(chosen, 1)
+            for begin, end, *rest in _spans(life, number, numbers)
+        ),
+        key=itemgetter(0, 1),
+    )
     arrows: dict[int, list[_Event]] = {}
     for begin_ns, end_ns, process, group, number, life in spans:
         event = tracks.span(process, group, begin_ns, end_ns, name=f"{life.epoch}/{life.number}", args=_facts(life))
@@ -100,11 +114,18 @@ def chrome_trace(processes: Sequence[ProcessStamps], lives: Iterable[Life]) -> d
         if len(through) > 1:
             tracks.arrow(number, through)
     missing = {stamps.name: stamps.problem for stamps in processes if stamps.problem}
-    return {"traceEvents": tracks.events, "displayTimeUnit": "ms", "otherData": {"missing": missing}}
-
-
-def _at(span: tuple[int, int, int, str, int, Life]) -> tuple[int, int]:
-    return span[0], span[1]
+    unknown = "its clock could not be compared: no Ping is kept"
+    missing |= {stamps.name: unknown for stamps in processes if stamps.is_trainer and stamps.clock not in clocks}
+    errors = {
+        stamps.name: clocks[stamps.clock].error_ns / 1e6
+        for stamps in processes
+        if stamps.clock in clocks and clocks[stamps.clock].error_ns
+    }
+    return {
+        "traceEvents": tracks.events,
+        "displayTimeUnit": "ms",
+        "otherData": {"missing": missing, "clock_error_ms": errors},
+    }
 
 
 def _begin_ns(life: Life) -> int:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from shared.wire.message_parts import Ticket
@@ -222,29 +224,54 @@ class StampRing:
         in which they were written; empty if there is none.
         """
         oldest = self._before
-        rows = np.frombuffer(b"".join([*self._full, self._chunk[: self._at]]), ROW)
-        begin = max(0, first_row - oldest)
-        places = np.flatnonzero(self._are_wanted(rows[begin:], since_ns, key)) + begin
-        next_row = oldest + int(places[most_rows]) if len(places) > most_rows else None
-        return RingPage(rows[places[:most_rows]], next_row, max(0, oldest - first_row))
+        found, numbers = [], []
+        for place, rows in enumerate(self._views()):
+            begin = max(0, first_row - oldest - place * (self._chunk_nbytes // _NBYTES))
+            # A chunk of older rows is passed over as a whole: whole rings are read page by page, in a process at work.
+            if begin >= len(rows) or rows["time_ns"][-1] < since_ns:
+                continue
+            places = np.flatnonzero(self._are_wanted(rows[begin:], since_ns, key)) + begin
+            found.append(rows[places])
+            numbers.append(places + oldest + place * (self._chunk_nbytes // _NBYTES))
+            if key is None and sum(map(len, found)) > most_rows:
+                break
+        return _page(found, numbers, most_rows, max(0, oldest - first_row), has_key=key is not None)
+
+    def _views(self) -> Iterator[NDArray[np.void]]:
+        """Yield the rows of each chunk, oldest first, as views of the ring's own memory."""
+        at = self._at
+        for chunk in [*self._full, self._chunk]:
+            nbytes = min(at, self._chunk_nbytes) if chunk is self._chunk else self._chunk_nbytes
+            yield np.frombuffer(chunk, ROW, nbytes // _NBYTES)
 
     def _are_wanted(self, rows: NDArray[np.void], since_ns: int, key: BatchKey | None) -> NDArray[np.bool_]:
+        """Return which rows are not too old and, with a key, about its batch or about clocks."""
         wanted: NDArray[np.bool_] = rows["time_ns"] >= since_ns
         if key is None:
             return wanted
         stream = self._streams.get(key.stream)
         if stream is None:
             return np.zeros(len(rows), np.bool_)
-        is_it = (rows["stream"] == stream) & (rows["number"] == key.number)
-        trained = rows["kind"] == StampKind.TRAINED
-        is_it |= trained & (rows["stream"] == stream) & (rows["number"] <= key.number) & (key.number < rows["extra"])
+        is_it = rows["number"] == key.number
+        is_it |= (rows["kind"] == StampKind.TRAINED) & (rows["number"] <= key.number) & (key.number < rows["extra"])
+        is_it &= rows["stream"] == stream
         if key.epoch is not None:
             is_it &= rows["epoch"] == key.epoch
-        clocks = np.isin(rows["kind"], CLOCK_KINDS)
-        chosen: NDArray[np.bool_] = wanted & (
-            (is_it & ~clocks) | clocks & (np.cumsum(clocks[::-1])[::-1] <= _CLOCKS_KEPT)
-        )
+        chosen: NDArray[np.bool_] = wanted & (is_it | np.isin(rows["kind"], CLOCK_KINDS))
         return chosen
+
+
+def _page(
+    found: list[NDArray[np.void]], numbers: list[NDArray[np.int64]], most_rows: int, overwritten: int, *, has_key: bool
+) -> RingPage:
+    """Return the page of these rows, with their numbers; of many about clocks only the last, if they are beside."""
+    rows = np.concatenate(found) if found else np.zeros(0, ROW)
+    places = np.concatenate(numbers) if numbers else np.zeros(0, np.int64)
+    if has_key:
+        clocks = np.isin(rows["kind"], CLOCK_KINDS)
+        kept = ~clocks | (np.cumsum(clocks[::-1])[::-1] <= _CLOCKS_KEPT)
+        rows, places = rows[kept], places[kept]
+    return RingPage(rows[:most_rows], int(places[most_rows]) if len(rows) > most_rows else None, overwritten)
 
 
 #: Rows about clocks that go with those of one batch.

@@ -87,6 +87,7 @@ def test_a_batch_is_a_dict_of_arrays_that_knows_which_one_it_is():
     batch = Batch(arrays, np.zeros(64, np.uint8), header(epoch=3, number=14, digest=99, rows=2, masked=1))
     assert dict(batch) == arrays
     assert (batch.epoch, batch.number, batch.empty, batch.digest, batch.rows, batch.masked) == (3, 14, False, 99, 2, 1)
+    assert batch.built_by == ""
 
 
 def test_a_digest_that_nobody_wrote_is_counted_from_the_bytes():

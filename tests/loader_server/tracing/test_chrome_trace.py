@@ -81,7 +81,7 @@ def test_a_batch_asked_twice_and_one_that_never_came():
     processes.append(trainer.gathered())
     trace = chrome_trace(processes, lives_of(processes))
     refuse_bad_trace(trace)
-    assert trace["otherData"] == {"missing": {}}
+    assert trace["otherData"] == {"missing": {}, "clock_error_ms": {}}
 
 
 def test_a_job_without_batches_is_a_trace_too():
@@ -89,3 +89,31 @@ def test_a_job_without_batches_is_a_trace_too():
     trace = chrome_trace([trainer.gathered("no answer within 5 s")], [])
     refuse_bad_trace(trace)
     assert trace["otherData"]["missing"] == {"gpu-1:7": "no answer within 5 s"}
+
+
+def two_hosts(*, pings: bool):
+    processes = [StampedProcess("gpu-1:7", 100, "train"), StampedProcess("worker-3", 200)]
+    other = StampedProcess("gpu-2:7", 101, "train", rank=1, boot="other", ahead_ms=5000)
+    for trainer in (processes[0], other):
+        plain_life(trainer, processes[1], number=trainer.process.rank, slot=trainer.process.rank)
+    if pings:
+        other.ping(StampKind.PINGED, 500, 1)
+        processes[1].ping(StampKind.PING_CAME, 500.2, 1, peer=101)
+        other.ping(StampKind.PONGED, 500.4, 1)
+    return [process.gathered() for process in (*processes, other)]
+
+
+def test_trainers_of_two_hosts_are_on_one_clock():
+    processes = two_hosts(pings=True)
+    trace = chrome_trace(processes, lives_of(processes))
+    refuse_bad_trace(trace)
+    begun = {event["pid"]: event["ts"] for event in trace["traceEvents"] if event.get("cat") == "wanted"}
+    assert begun == {1: 0.0, 3: 0.0}
+    assert trace["otherData"] == {"missing": {}, "clock_error_ms": {"gpu-2:7": 0.2}}
+
+
+def test_a_trainer_whose_clock_is_not_known_is_left_out_and_named():
+    processes = two_hosts(pings=False)
+    trace = chrome_trace(processes, lives_of(processes))
+    assert {event["pid"] for event in trace["traceEvents"] if event["ph"] == "X"} == {1, 2}
+    assert trace["otherData"]["missing"] == {"gpu-2:7": "its clock could not be compared: no Ping is kept"}

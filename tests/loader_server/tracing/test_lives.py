@@ -121,7 +121,7 @@ def test_the_second_attempt_that_answers_first_counts():
 
 
 def test_stamps_of_a_worker_that_were_overwritten_leave_one_longer_part():
-    trainer, worker = trainer_and_worker()
+    _, worker = trainer_and_worker()
     trainer_only, _ = trainer_and_worker()
     plain_life(trainer_only, worker)
     busy = StampedProcess("worker-3", 200)

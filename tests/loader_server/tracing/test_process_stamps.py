@@ -9,7 +9,7 @@ from shared.wire.messages import TracePage
 from tests.support.stamped_jobs import MS, StampedProcess
 
 
-def pinged(trainer: StampedProcess, worker: StampedProcess, number: int, sent_ms: float, there: float, back: float):
+def pinged(trainer: StampedProcess, worker: StampedProcess, number: int, sent_ms: float, *, there: float, back: float):
     trainer.ping(StampKind.PINGED, sent_ms, number)
     worker.ping(StampKind.PING_CAME, sent_ms + there, number, peer=trainer.process.incarnation)
     trainer.ping(StampKind.PONGED, sent_ms + there + back, number)
@@ -29,20 +29,11 @@ def test_pages_that_overlap_count_once_and_come_by_time():
 
 def test_a_page_of_a_process_that_is_gone_says_so():
     stamps = ProcessStamps(TraceProcess("w", 2, "", 0, 0, 0))
-    stamps.add(
-        TracePage(
-            serial=1,
-            process=2,
-            gone=True,
-            boot_id="",
-            now_ns=0,
-            oldest_ns=0,
-            streams=(),
-            stamps=b"",
-            next_row=None,
-            overwritten=0,
-        )  # fmt: skip
-    )
+    page = TracePage(
+        serial=1, process=2, gone=True, boot_id="", now_ns=0, oldest_ns=0, streams=(), stamps=b"", next_row=None,
+        overwritten=0,
+    )  # fmt: skip
+    stamps.add(page)
     assert stamps.problem == "gone"
     assert len(stamps.rows()) == 0
 
