@@ -283,7 +283,7 @@ class BuildThread:
     def _prepare(self, builder: Builder, build: Build, begin: Callable[[int], None] | None = None) -> Prepared:
         """Return the want's prepared samples, and stamp it as read; errors of `prepare` pass through."""
         prepared = builder.prepare(build.want) if begin is None else builder.prepare(build.want, begin)
-        self._stamp(StampKind.READ, build.key)
+        self._stamp(StampKind.READ, time.monotonic_ns(), build.key)
         return prepared
 
     def _take_turn(self, build: Build) -> None:
@@ -338,7 +338,7 @@ class BuildThread:
             if build.cancelled:
                 return Outcome(build)
             builder = self._builders[build.want.stream]
-            self._stamp(StampKind.BEGUN, build.key)
+            self._stamp(StampKind.BEGUN, time.monotonic_ns(), build.key)
             if build.pending is None:
                 prepared = self._prepare(builder, build)
             else:
@@ -411,12 +411,13 @@ class BuildThread:
         convicted = frozenset(conviction.sample for conviction in convictions)
         try:
             built = builder.build(build.want, prepared, payload, digest=build.digest, convicted=convicted)
-            self._stamp(StampKind.BUILT, build.key)
+            self._stamp(StampKind.BUILT, time.monotonic_ns(), build.key)
             self._deadline.begin(time.perf_counter_ns())
             # Encoding and sealing are one more step, with the full time to themselves.
             sent = None if build.want.in_slot else self._buffers.encode(payload, prepared.layout)
             sealed = self._buffers.seal(build.sealer, sent) if build.sealer is not None and sent is not None else None
-            self._stamp(StampKind.WRITTEN, build.key)
+            if sent is not None:  # otherwise it was written as it was built
+                self._stamp(StampKind.WRITTEN, time.monotonic_ns(), build.key)
         finally:
             # After an error too: a timer that runs on would end the process while it is idle.
             self._deadline.end()

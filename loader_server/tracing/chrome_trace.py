@@ -98,11 +98,7 @@ def chrome_trace(processes: Sequence[ProcessStamps], lives: Iterable[Life]) -> d
     for stamps in processes:
         _name_process(tracks, stamps, numbers[stamps.process.incarnation])
     spans = sorted(
-        (
-            (begin + offsets[life.trainer.clock], end + offsets[life.trainer.clock], *rest)
-            for number, life in enumerate(chosen, 1)
-            for begin, end, *rest in _spans(life, number, numbers)
-        ),
+        (span for number, life in enumerate(chosen, 1) for span in _spans(life, number, numbers, offsets)),
         key=itemgetter(0, 1),
     )
     arrows: dict[int, list[_Event]] = {}
@@ -140,20 +136,29 @@ def _name_process(tracks: _Tracks, stamps: ProcessStamps, number: int) -> None:
         tracks.events.append({"ph": "M", "pid": number, "tid": 0, "ts": 0, "name": event, "args": facts})
 
 
-def _spans(life: Life, number: int, numbers: dict[int, int]) -> Iterable[tuple[int, int, int, str, int, Life]]:
-    """Yield (begin, end, process, group, the life's number, the life) for each span of a life."""
+_Span = tuple[int, int, int, str, int, "Life"]
+
+
+def _spans(life: Life, number: int, numbers: dict[int, int], offsets: dict[str, int]) -> Iterable[_Span]:
+    """Yield (begin, end, process, group, the life's number, the life) for each span of a life, on the one clock."""
+    offset_ns = offsets[life.trainer.clock]
+    for begin_ns, end_ns, process, group in _own_spans(life, numbers):
+        yield begin_ns + offset_ns, end_ns + offset_ns, process, group, number, life
+
+
+def _own_spans(life: Life, numbers: dict[int, int]) -> Iterable[tuple[int, int, int, str]]:
     trainer = numbers[life.trainer.process.incarnation]
     for ask in life.asks:
         end_ns = ask.arrived_ns or (life.offered_ns if ask is life.answered else None)
         if end_ns is not None:
-            yield ask.time_ns, max(end_ns, ask.time_ns), trainer, "wanted", number, life
+            yield ask.time_ns, max(end_ns, ask.time_ns), trainer, "wanted"
         worker = numbers.get(ask.worker)
         if worker is not None:
-            yield from ((*times, worker, group, number, life) for times, group in _at_worker(ask.times))
+            yield from ((begin, end, worker, group) for (begin, end), group in _at_worker(ask.times))
     if life.offered_ns is not None and life.taken_ns is not None:
-        yield life.offered_ns, life.taken_ns, trainer, "ready", number, life
+        yield life.offered_ns, life.taken_ns, trainer, "ready"
     if life.taken_ns is not None and life.trained_ns is not None:
-        yield life.taken_ns, life.trained_ns, trainer, "training", number, life
+        yield life.taken_ns, life.trained_ns, trainer, "training"
 
 
 def _at_worker(times: dict[int, int]) -> Iterable[tuple[tuple[int, int], str]]:

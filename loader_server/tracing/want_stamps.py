@@ -21,16 +21,14 @@ class WantStamps:
 
     def __init__(self) -> None:
         self.ring = StampRing()
+        #: Notes kind and time of what happened to the want with a key; without a method in between, as it costs.
+        self.stamp = self.ring.stamp
 
     def key(self, want: Want) -> bytes:
         """Return what all stamps of a want have in common."""
         stream = self.ring.stream_number(want.stream)
         return stamp_key(want.number, want.epoch, want.ticket, want.attempt, want.trainer, stream)
 
-    def stamp(self, kind: int, key: bytes) -> None:
-        """Note that this happened now to the want with this key."""
-        self.ring.stamp(kind, monotonic_ns(), key)
-
     def note_ping(self, trainer: int, number: int) -> None:
         """Note that a trainer's Ping of this number came now."""
-        self.stamp(StampKind.PING_CAME, bare_key(number, peer=trainer))
+        self.stamp(StampKind.PING_CAME, monotonic_ns(), bare_key(number, peer=trainer))

@@ -8,6 +8,7 @@ expected, what came and what to do.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -296,7 +297,7 @@ class Reception:
             sealer=session.sealer,
             key=self._parts.stamps.key(want),
         )
-        self._parts.stamps.stamp(StampKind.RECEIVED, build.key)
+        self._parts.stamps.stamp(StampKind.RECEIVED, time.monotonic_ns(), build.key)
         self.wants.put(session, build)
         self._log.note_accepted(session, want)
         return True
@@ -412,7 +413,8 @@ class Reception:
         if session is None:
             return  # its trainer is gone
         is_built = outcome.built is not None and not build.cancelled
-        self._parts.stamps.stamp(StampKind.PUSHED if is_built else StampKind.GIVEN_UP, build.key)
+        kind = StampKind.PUSHED if is_built else StampKind.GIVEN_UP
+        self._parts.stamps.stamp(kind, time.monotonic_ns(), build.key)
         if is_built:
             self._push(outcome, session)
         elif outcome.error is not None:

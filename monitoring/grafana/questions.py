@@ -313,8 +313,8 @@ _DATA = Row(
         Panel(
             title="At which batches did trainers fail, and why?",
             unit="none",
-            about="Lost tries in queue mode so far, by the reason that the trainer gave. A batch that fails too often is "
-            "given up: `loader-server status` names it.",
+            about="Lost tries in queue mode so far, by the reason that the trainer gave. A batch that fails too often "
+            "is given up: `loader-server status` names it.",
             queries=(
                 Query(
                     'sum by (stream, work, reason) (stoker_failed_tries_total{job="$job"})',

@@ -73,7 +73,7 @@ class StampKind:
     BEGUN = 4
     #: By a worker: decoded, transformed and laid out.
     BUILT = 5
-    #: By a worker: its bytes are final where they are sent from, encoded and sealed if need be.
+    #: By a worker: encoded, and sealed if need be. A batch that is built into its slot is written as it is built.
     WRITTEN = 6
     #: By a worker: the answer was handed to the socket.
     PUSHED = 7

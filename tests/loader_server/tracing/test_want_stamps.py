@@ -20,7 +20,7 @@ def test_a_stamp_says_whose_want_it_was_and_when():
     stamps = WantStamps()
     stamps.ring.stream_number("train")
     before_ns = time.monotonic_ns()
-    stamps.stamp(StampKind.RECEIVED, stamps.key(WANT))
+    stamps.stamp(StampKind.RECEIVED, time.monotonic_ns(), stamps.key(WANT))
     (row,) = stamps.ring.page(0, 9).rows
     assert before_ns <= row["time_ns"] <= time.monotonic_ns()
     assert (row["kind"], row["number"], row["epoch"], row["attempt"]) == (StampKind.RECEIVED, 4217, 3, 2)
@@ -41,7 +41,7 @@ def test_threads_stamp_at_the_same_time():
 
     def stamp() -> None:
         for _ in range(5000):
-            stamps.stamp(StampKind.READ, key)
+            stamps.stamp(StampKind.READ, time.monotonic_ns(), key)
 
     threads = [threading.Thread(target=stamp) for _ in range(4)]
     for thread in threads:
