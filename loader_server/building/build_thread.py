@@ -201,9 +201,16 @@ class BuildThread:
         return int(held_up_ns) / 1e9
 
     def submit(self, build: Build) -> None:
-        """Queue a build for its turn and raise `load`; set `reads` if preparing it has to be left to a reader."""
+        """Queue a build for its turn and raise `load`; set `reads` if preparing it has to be left to a reader.
+
+        The read begins now if the thread waits for an earlier one.
+        """
         self.load += 1
         build.reads = self._builders[build.want.stream].reads(build.want)
+        # The thread begins reads between builds. While it waits for one, builds that come would only be read after it,
+        # and of four readers three had something to do.
+        if build.reads and self._awaited[1] is not None:
+            self._begin_read(build)
         self._builds.put(build)
 
     def take_outcomes(self) -> list[Outcome]:
@@ -268,10 +275,9 @@ class BuildThread:
         the next `_UNWAITED` reads are not waited for. Nothing is raised: `wait_for` raises the error of a failed read.
         """
         self._at_hand.append(build)
-        if build is None or not build.reads or build.cancelled:
+        if build is None or not build.reads or build.cancelled or build.pending is not None:
             return
-        builder = self._builders[build.want.stream]
-        build.pending = self._readers.submit(partial(self._prepare, builder, build), builder.stream.source.name)
+        self._begin_read(build)
         moment_s = min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)
         if self._unwaited:
             self._unwaited -= 1
@@ -285,6 +291,11 @@ class BuildThread:
         prepared = builder.prepare(build.want) if begin is None else builder.prepare(build.want, begin)
         self._stamp(StampKind.READ, time.monotonic_ns(), build.key)
         return prepared
+
+    def _begin_read(self, build: Build) -> None:
+        """Have a reader prepare the build; if too many readers hang, its read has failed at once with ReadError."""
+        builder = self._builders[build.want.stream]
+        build.pending = self._readers.submit(partial(self._prepare, builder, build), builder.stream.source.name)
 
     def _take_turn(self, build: Build) -> None:
         """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones.

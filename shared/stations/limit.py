@@ -59,8 +59,9 @@ _NO_GAIN = 0.03
 _IDLE, _MUCH = 0.7, 0.25
 #: How far the played rate may be from the measured one if gains are to be believed.
 _LIKENESS = 0.10
-#: Share of the time in which processes that could run do not, from which a host counts as full.
-_FULL = 0.2
+#: Share of the building time in which workers that could run do not, from which a host counts as full: a third where
+#: three workers compute on two cores. Transforms that sleep came to more than a fifth on a full host, and stay it.
+_FULL = 0.3
 #: A gain from which on people hear how many times the rate there would be.
 _TIMES = 4.0
 #: Times that are measured as nothing.
@@ -129,7 +130,9 @@ def find_limit(job: JobTimes) -> JobLimit:
         return JobLimit("worker", busy=1.0)
     now = _rate(job)
     limit, who = _among_trainers(job) if job.waited < _HARDLY else _among_stations(job, now)
-    gains = _gains(job, now) if job.rate and abs(now / job.rate - 1) <= _LIKENESS else None
+    # The loop knows no CPUs: on a full host another worker takes its share from the others.
+    is_known = job.rate and abs(now / job.rate - 1) <= _LIKENESS and limit != "host"
+    gains = _gains(job, now) if is_known else None
     return JobLimit(limit, who, _busy(job, limit), gains, is_rank_known=limit != "trainers" or _tells_ranks_apart(job))
 
 

@@ -48,6 +48,8 @@ _IN_A_ROW = 3
 #: Wrong draws are repeated if the machine was more under pressure than this.
 _DISTURBED, _MOST_REPEATS = 0.3, 2
 
+#: Situations that take CPU from all others.
+_ALONE = frozenset({"full_host"})
 #: Situations whose gains are measured: stations that sleep, so that the measured rate does not depend on the machine.
 _WITH_GAINS = ("slow_transform", "slow_read", "slow_step")
 _GAIN_S, _GAIN_LOOKS = 5.0, 3
@@ -221,11 +223,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _all(names: Sequence[str], draws: int, at_once: int, *, gains: bool) -> dict[str, Any]:
     with ThreadPoolExecutor(at_once) as pool:
-        outcomes = {name: [pool.submit(play_patiently, name, number) for number in range(draws)] for name in names}
+        outcomes = {
+            name: [pool.submit(play_patiently, name, number) for number in range(draws)]
+            for name in names
+            if name not in _ALONE
+        }
         measured = {name: pool.submit(_apart, name, 0, "gains") for name in names if gains and name in _WITH_GAINS}
+        found_of = {name: [future.result() for future in futures] for name, futures in outcomes.items()}
+        # These take CPU from all others, so they come last and one after the other.
+        found_of |= {name: [play_patiently(name, number) for number in range(draws)] for name in _ALONE & set(names)}
         situations = {}
-        for name, futures in outcomes.items():
-            found = [future.result() for future in futures]
+        for name, found in found_of.items():
             situations[name] = {
                 "said": [outcome["sentence"] for outcome in found],
                 "right": sum(outcome["right"] for outcome in found),

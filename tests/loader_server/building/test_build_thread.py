@@ -282,6 +282,21 @@ def test_it_is_busy_while_it_has_a_build_in_hand_and_idle_while_it_waits_for_one
     assert 5 <= made.thread.busy_s() - before_s < 11
 
 
+def test_reads_begin_while_an_earlier_one_is_waited_for(bench: Callable[..., Bench]) -> None:
+    gate, began = threading.Event(), threading.Event()
+    made = bench(MemorySource(on_read={1: lambda: gate.wait(60), 5: began.set}))
+    made.thread.submit(made.build(0))
+    wait_until(lambda: made.thread.awaited_s() > 0.1, "it waits for the first read")
+    assert made.thread._awaited[1] is not None
+    made.thread.submit(made.build(1))
+    assert began.wait(60), "the second is read although the thread waits"
+    gate.set()
+    wait_until(lambda: len(made.thread.outcomes) == 2, "both are built")
+    assert [outcome.build.want.number for outcome in made.thread.take_outcomes()] == [0, 1]
+    assert made.thread._awaited[1] is None, "it waits for none any more"
+    assert 0.1 < made.thread.awaited_s() <= made.thread.busy_s()
+
+
 # --- its end ---
 
 

@@ -52,7 +52,7 @@ def test_the_limit_is_named(situation):
     verdict = find_limit(SITUATIONS[situation])
     assert verdict.limit == situation.split()[0].rstrip(",")
     assert verdict.who == (situation.split()[1] if verdict.limit in ("worker", "rank") else "")
-    assert verdict.gains is not None, "the loop comes to its own rate"
+    assert (verdict.gains is None) == (verdict.limit == "host"), "the loop comes to its own rate, and knows no CPUs"
 
 
 def test_every_limit_has_a_situation_or_is_nobody():
