@@ -277,13 +277,13 @@ class BuildThread:
         self._at_hand.append(build)
         if build is None or not build.reads or build.cancelled or build.pending is not None:
             return
-        self._begin_read(build)
+        pending = self._begin_read(build)
         moment_s = min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)
         if self._unwaited:
             self._unwaited -= 1
             return
         with self._awaiting():
-            if not build.pending.ends_at_once(moment_s):
+            if not pending.ends_at_once(moment_s):
                 self._unwaited = _UNWAITED
 
     def _prepare(self, builder: Builder, build: Build, begin: Callable[[int], None] | None = None) -> Prepared:
@@ -292,10 +292,12 @@ class BuildThread:
         self._stamp(StampKind.READ, time.monotonic_ns(), build.key)
         return prepared
 
-    def _begin_read(self, build: Build) -> None:
+    def _begin_read(self, build: Build) -> PendingRead[Prepared]:
         """Have a reader prepare the build; if too many readers hang, its read has failed at once with ReadError."""
         builder = self._builders[build.want.stream]
-        build.pending = self._readers.submit(partial(self._prepare, builder, build), builder.stream.source.name)
+        pending = self._readers.submit(partial(self._prepare, builder, build), builder.stream.source.name)
+        build.pending = pending
+        return pending
 
     def _take_turn(self, build: Build) -> None:
         """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones.
