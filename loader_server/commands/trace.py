@@ -22,6 +22,8 @@ __all__ = ["run"]
 
 #: How far back the slowest batches are looked for unless `--seconds` is given; stamps are kept as long.
 _KEPT_S = 60.0
+#: Limit of batches that workers are asked for one by one.
+_MOST_QUESTIONS = 30
 #: The length of a trace in seconds unless `--seconds` says otherwise.
 _USUAL_S = 30.0
 
@@ -112,7 +114,11 @@ def _slowest(gathering: StampGathering, options: argparse.Namespace) -> list[Lif
     last_s = _KEPT_S if options.seconds is None else options.seconds
     gathering.ask(StampQuestion(last_s=last_s), _trainers(gathering, options.stream))
     worst = slowest(lives_of(list(gathering.processes.values())), options.slowest)
-    gathering.ask_all(_of_workers(worst))
+    questions = _of_workers(worst)
+    if len(questions) > _MOST_QUESTIONS:  # one a batch would take longer than all stamps of their workers
+        workers = {worker for _, asked in questions for worker in asked}
+        questions = [(StampQuestion(last_s=last_s), tuple(sorted(workers)))]
+    gathering.ask_all(questions)
     return slowest(lives_of(list(gathering.processes.values())), options.slowest)
 
 

@@ -111,6 +111,9 @@ class Life:
         return list(_missing(self))
 
 
+#: Taking a batch that is there takes less than this; it was not waited for.
+_NOTICEABLE_NS = 10**5
+
 #: The part in which a batch lies ready for its consumer.
 READY = "ready, and not taken yet"
 
@@ -272,7 +275,7 @@ def _of_trainer(trainer: ProcessStamps) -> list[Life]:
         elif kind == StampKind.OFFERED:
             _offer(life, _ask_of(life, former, lending), time_ns)
         else:
-            life.taken_ns, life.waited_ns = time_ns, extra
+            life.taken_ns, life.waited_ns = time_ns, extra if extra >= _NOTICEABLE_NS else 0
             taken[epoch, number] = pending.pop((epoch, number))
             untrained[epoch].append(life)
     return lives

@@ -247,10 +247,7 @@ class Outbox:
         self.tell(Opened(reader.serial, reader.start, reader.taken))
 
     def _pop(self, reader: Reader, offered: OfferedBatch) -> None:
-        now_ns = time.monotonic_ns()
-        waited_ns = now_ns - int(1e9 * self._waiting_since_s) if self._waiting_since_s else 0
-        self.ring.stamp(StampKind.TAKEN, now_ns, offered.key, waited_ns)
-        self._taken_s, self._waiting_since_s = now_ns / 1e9, 0.0
+        self._taken_s, self._waiting_since_s = time.monotonic(), 0.0
         self.read_to = (offered.batch.position.epoch, offered.batch.number + 1)
         self.batches_read += 1
         self.furthest = max(self.furthest, (offered.batch.position.epoch, offered.batch.position.number))
@@ -279,6 +276,11 @@ class Outbox:
                 self._pop(reader, offered)
                 alike.append(offered)
         return alike
+
+    def note_taken(self, offered: OfferedBatch, time_s: float, waited_s: float) -> None:
+        """Note that a batch was taken at this time of `time.perf_counter`, after the consumer had waited so long."""
+        # On Linux that is the monotonic clock, of which all stamps are.
+        self.ring.stamp(StampKind.TAKEN, int(1e9 * time_s), offered.key, int(1e9 * waited_s))
 
     def note_trained(self, epoch: int, number: int, stop: int) -> None:
         """Note that the batches from `number` to `stop` (excluded) were trained on now."""

@@ -138,6 +138,8 @@ class Reading:
         self, offered_batches: Sequence[OfferedBatch], arrays: Mapping[str, Any], began_s: float, taken_s: float
     ) -> None:
         conversion_s = time.perf_counter() - taken_s
+        for place, offered in enumerate(offered_batches):
+            self._receiver.outbox.note_taken(offered, taken_s, 0.0 if place else taken_s - began_s)
         headers = [offered.header for offered in offered_batches]
         self._accounts.count_read(headers, arrays, at_s=taken_s, wait_s=taken_s - began_s, conversion_s=conversion_s)
         if self._accounts.counts.step_wait_s is None:  # waits that a training loop reports take precedence

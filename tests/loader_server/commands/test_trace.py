@@ -89,6 +89,8 @@ def test_the_slowest_and_the_trace(loaders, capsys):
     with trainer_client.connect(loaders.endpoint, stream="train") as feed:
         waits = {(epoch, number): waited_ms for epoch, number, _, waited_ms in read(feed)}
         worst = look(loaders, capsys, slowest=3)["batches"]
+        # So many that workers are asked for all of their stamps.
+        everything = look(loaders, capsys, slowest=1000)["batches"]
         chrome = look(loaders, capsys, seconds=600.0)
         assert trace.run(options(loaders, slowest=3, json=False)) == 0
         table = capsys.readouterr().out.splitlines()
@@ -97,6 +99,8 @@ def test_the_slowest_and_the_trace(loaders, capsys):
     assert [life["waited_ms"] for life in worst] == sorted((life["waited_ms"] for life in worst), reverse=True)
     assert all(life["waited_ms"] <= waits[life["epoch"], life["batch"]] for life in worst)
     assert all(life["built_by"] for life in worst)
+    assert [life["batch"] for life in everything[: len(worst)]] == [life["batch"] for life in worst]
+    assert all(life["missing"] == [] for life in everything)
     refuse_bad_trace(chrome)
     names = [event["args"]["name"] for event in chrome["traceEvents"] if event["name"] == "process_name"]
     assert sum(name.startswith("trainer train rank 0") for name in names) == 1
