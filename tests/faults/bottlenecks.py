@@ -230,6 +230,7 @@ def _all(names: Sequence[str], draws: int, at_once: int, *, gains: bool) -> dict
         }
         measured = {name: pool.submit(_apart, name, 0, "gains") for name in names if gains and name in _WITH_GAINS}
         found_of = {name: [future.result() for future in futures] for name, futures in outcomes.items()}
+        gained = {name: future.result() for name, future in measured.items()}
         # These take CPU from all others, so they come last and one after the other.
         found_of |= {name: [play_patiently(name, number) for number in range(draws)] for name in _ALONE & set(names)}
         situations = {}
@@ -241,7 +242,7 @@ def _all(names: Sequence[str], draws: int, at_once: int, *, gains: bool) -> dict
                 "gone_s": [outcome["gone_s"] for outcome in found],
                 "pressure": [outcome["pressure"] for outcome in found],
                 "repeated": [outcome["repeated"] for outcome in found],
-                "gains": measured[name].result() if name in measured else None,
+                "gains": gained.get(name),
                 "draws": found,
             }
     right = sum(situation["right"] for situation in situations.values())

@@ -78,6 +78,8 @@ def _slow_read(random: Random) -> Setup:
 def _slow_store(random: Random) -> Setup:
     drawn = _drawn(random, workers=(1, 2))
     drawn["prefetch"] = 12 * drawn["workers"]
+    # Each sample is a request, and the store is Python: more of them would make it slow before the trouble.
+    drawn["rows"], drawn["step_s"] = 4, 2 * drawn["step_s"]
     slow_s = _slower(random) * drawn["step_s"] * drawn["workers"] * _READ_AT_A_TIME
     return Setup(right=("reads",), source="store", during={"store_s": slow_s}, **drawn)
 
