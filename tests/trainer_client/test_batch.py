@@ -28,7 +28,7 @@ def counted() -> tuple[list[str], np.ndarray]:
 
 def header(**more) -> Pushed:
     said = {"epoch": 0, "number": 0, "empty": False, "digest": 0, "rows": 1, "masked": 0, "nbytes": 64, "build_us": 1}
-    said |= {"waiting": 0, "reason": "", "reasons": ()}
+    said |= {"held_us": 1, "waiting": 0, "reason": "", "reasons": ()}
     return Pushed(ticket=Ticket(0, 1), in_slot=True, shape=WireShape(1, ()), **{**said, **more})
 
 

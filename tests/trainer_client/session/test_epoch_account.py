@@ -38,6 +38,7 @@ def _header(**more: Any) -> Pushed:
         "rows": 2,
         "masked": 1,
         "build_us": 30_000,
+        "held_us": 30_000,
         "waiting": 0,
         "reason": "",
         "reasons": (),
