@@ -270,19 +270,20 @@ class BuildThread:
         self._at_hand.append(build)
         if build is None or not build.reads or build.cancelled or build.pending is not None:
             return
-        self._begin_read(build)
+        pending = self._begin_read(build)
         moment_s = min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)
         if self._unwaited:
             self._unwaited -= 1
             return
         with self._awaiting():
-            if not build.pending.ends_at_once(moment_s):
+            if not pending.ends_at_once(moment_s):
                 self._unwaited = _UNWAITED
 
-    def _begin_read(self, build: Build) -> None:
-        """Have a reader prepare the build; if too many readers hang, its read has failed at once with ReadError."""
+    def _begin_read(self, build: Build) -> PendingRead[Prepared]:
+        """Have a reader prepare the build; return the read, which has failed at once if too many readers hang."""
         builder, want = self._builders[build.want.stream], build.want
         build.pending = self._readers.submit(lambda begin: builder.prepare(want, begin), builder.stream.source.name)
+        return build.pending
 
     def _take_turn(self, build: Build) -> None:
         """Carry out one build, or postpone it; wake the poll loop if an outcome should not wait for later ones.
