@@ -122,17 +122,23 @@ class JobLimit:
     is_rank_known: bool = True
 
 
-def find_limit(job: JobTimes) -> JobLimit:
-    """Return what limits the job; that is nobody if no trainer took a batch or waited for one."""
+def find_limit(job: JobTimes, steady: JobTimes | None = None) -> JobLimit:
+    """Return what limits the job; that is nobody if no trainer took a batch or waited for one.
+
+    Gains are those of `steady`, the same job over a longer time, if the loop comes to its rate, otherwise of the job.
+    """
     if not job.trainers or (not job.rate and not job.waited):
         return JobLimit("nobody")
     if not job.workers:
         return JobLimit("worker", busy=1.0)
     now = _rate(job)
     limit, who = _among_trainers(job) if job.waited < _HARDLY else _among_stations(job, now)
+    gains = None
     # The loop knows no CPUs: on a full host another worker takes its share from the others.
-    is_known = job.rate and abs(now / job.rate - 1) <= _LIKENESS and limit != "host"
-    gains = _gains(job, now) if is_known else None
+    if limit != "host":
+        # A longer time says nothing for a while after a change: it mixes two jobs, and no loop comes to their rate.
+        gains = _gains(steady, _rate(steady)) if steady is not None else None
+        gains = gains or _gains(job, now)
     return JobLimit(limit, who, _busy(job, limit), gains, is_rank_known=limit != "trainers" or _tells_ranks_apart(job))
 
 
@@ -218,7 +224,10 @@ def _relieved(job: JobTimes) -> Iterator[tuple[str, JobTimes]]:
     yield "window", _with_twice_the_window(job)
 
 
-def _gains(job: JobTimes, now: float) -> Gains:
+def _gains(job: JobTimes, now: float) -> Gains | None:
+    """Return what would be gained; None if the loop, which comes to the rate `now`, is unlike the job."""
+    if not job.rate or abs(now / job.rate - 1) > _LIKENESS:
+        return None
     another = WorkerStation("", _usual(job.workers))
     return Gains(
         endless_loaders=_endless(job) / now - 1,

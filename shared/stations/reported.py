@@ -28,12 +28,8 @@ _US = 1e-6
 
 
 def limit_of_report(report: Mapping[str, Any]) -> JobLimit:
-    """Return what limits a job now, from the coordinator's report, and what it has gained over the last half minute."""
-    now = find_limit(_job_times(report, _NOW))
-    steady = find_limit(_job_times(report, _STEADY))
-    # The longer time says nothing for half a minute after a change: it mixes two jobs, and no loop comes to their rate.
-    gains = steady.gains if steady.limit == now.limit and steady.gains is not None else now.gains
-    return replace(now, gains=gains)
+    """Return what limits a job now, from the coordinator's report, and what it would gain by the last half minute."""
+    return find_limit(_job_times(report, _NOW), _job_times(report, _STEADY))
 
 
 def stations_of_report(report: Mapping[str, Any]) -> dict[str, float]:

@@ -109,7 +109,7 @@ def test_numbers_that_make_no_sense_are_wrong_usage(
 
 
 COMMANDS = {
-    "loader_server": "demo index plan show run fetch add end status coordinator worker forgive keys",
+    "loader_server": "demo index plan show run fetch add end status trace coordinator worker forgive keys",
     "trainer_client": "train evaluate predict load-test verify",
 }
 

@@ -51,7 +51,7 @@ _DISTURBED, _MOST_REPEATS = 0.3, 2
 #: Situations that take CPU from all others.
 _ALONE = frozenset({"full_host"})
 #: Situations whose gains are measured: stations that sleep, so that the measured rate does not depend on the machine.
-_WITH_GAINS = ("slow_transform", "slow_read", "slow_step")
+_WITH_GAINS = ("slow_transform", "slow_read", "small_window", "slow_step")
 _GAIN_S, _GAIN_LOOKS = 5.0, 3
 
 
@@ -69,7 +69,6 @@ class Outcome:
     pressure: float
     drawn: dict[str, Any]
     repeated: int = 0
-    gains: dict[str, Any] | None = None
     trace: list[str] = field(default_factory=list)
 
 
@@ -228,7 +227,7 @@ def _all(names: Sequence[str], draws: int, at_once: int, *, gains: bool) -> dict
             for name in names
             if name not in _ALONE
         }
-        measured = {name: pool.submit(_apart, name, 0, "gains") for name in names if gains and name in _WITH_GAINS}
+        measured = {name: pool.submit(_apart, name, 0, "gains") for name in _WITH_GAINS if gains}
         found_of = {name: [future.result() for future in futures] for name, futures in outcomes.items()}
         gained = {name: future.result() for name, future in measured.items()}
         # These take CPU from all others, so they come last and one after the other.
@@ -242,11 +241,10 @@ def _all(names: Sequence[str], draws: int, at_once: int, *, gains: bool) -> dict
                 "gone_s": [outcome["gone_s"] for outcome in found],
                 "pressure": [outcome["pressure"] for outcome in found],
                 "repeated": [outcome["repeated"] for outcome in found],
-                "gains": gained.get(name),
                 "draws": found,
             }
     right = sum(situation["right"] for situation in situations.values())
-    return {"situations": situations, "right": right, "of": draws * len(situations)}
+    return {"situations": situations, "gains": gained, "right": right, "of": draws * len(situations)}
 
 
 def play_patiently(situation: str, number: int) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def _served(log: list[str]) -> list[str]:
 def calm(loaders: Loaders) -> list[list[list[int]]]:
     """By TCP as well, if asked for."""
     read, log = _read(loaders)
-    assert _served(log) == ["shared memory reason="] * 2
+    assert _served(log) == ['"shared memory" reason=""'] * 2
     assert len(read[0]) > 5
     return read
 
@@ -93,7 +93,7 @@ def test_workers_that_cannot_map_it_send_by_tcp_and_say_why_once_each(tmp_path: 
             resource.prlimit(worker.pid, resource.RLIMIT_AS, (limit, limit))
         read, log = _read(loaders)
     assert read == calm, loaders.text()
-    assert [line.startswith("TCP reason=shared memory cannot be had") for line in _served(log)] == [True] * 2
+    assert [line.startswith('TCP reason="shared memory cannot be had') for line in _served(log)] == [True] * 2
 
 
 @pytest.mark.fault(10)
@@ -101,5 +101,5 @@ def test_workers_that_cannot_map_it_send_by_tcp_and_say_why_once_each(tmp_path: 
 def test_a_trainer_of_another_user_is_served_by_tcp(loaders: Loaders, calm) -> None:
     read, log = _read(loaders, user=12345)
     assert read == calm
-    said = f"TCP reason=shared memory cannot be had: the trainer runs as user 12345, this worker as {os.getuid()}"
+    said = f'TCP reason="shared memory cannot be had: the trainer runs as user 12345, this worker as {os.getuid()}"'
     assert _served(log) == [said] * 2

@@ -75,6 +75,14 @@ def _slow_read(random: Random) -> Setup:
     return Setup(right=("reads",), during={"read_s": slow_s}, **drawn)
 
 
+def _small_window(random: Random) -> Setup:
+    drawn = _drawn(random)
+    # Of each worker's four readers three have something to do, and a window twice as large keeps all of them busy.
+    drawn["workers"], drawn["prefetch"] = 3, 9
+    slow_s = _slower(random) * drawn["step_s"] * drawn["workers"] * _READ_AT_A_TIME
+    return Setup(right=("window", "reads"), during={"read_s": slow_s}, **drawn)
+
+
 def _slow_store(random: Random) -> Setup:
     drawn = _drawn(random, workers=(1, 2))
     drawn["prefetch"] = 12 * drawn["workers"]
@@ -151,6 +159,10 @@ SITUATIONS: dict[str, Callable[[Random], Setup]] = {
 }
 
 
+#: Played for their gains only: either of two limits is right.
+_FOR_GAINS = {"small_window": _small_window}
+
+
 def draw(situation: str, number: int) -> Setup:
     """Return what is drawn for a situation with this seed, the same each time."""
-    return SITUATIONS[situation](Random(f"{situation} {number}"))
+    return (SITUATIONS | _FOR_GAINS)[situation](Random(f"{situation} {number}"))
