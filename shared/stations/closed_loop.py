@@ -100,6 +100,8 @@ class _PlayedWant:
 
     trainer: _PlayedTrainer
     worker: _PlayedWorker
+    #: The worker's place among all.
+    at: int
     number: int
     asked_s: float
     is_read: bool = False
@@ -149,8 +151,8 @@ class _Loop:
         self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._made = 0
         self._now_s = 0.0
-        #: Trainers in step that have finished the step.
-        self._finished = 0
+        #: Trainers in step that have finished the step, and batches that all trainers have taken.
+        self._finished = self._taken = 0
 
     def run(self) -> Played:
         """Play and return the outcome of the second half."""
@@ -160,16 +162,13 @@ class _Loop:
         for trainer in self._trainers:
             self._ask(trainer)
         self._go_on(most // 2)
-        began_s, taken, waited_s = self._now_s, self._taken(), self._waited_s()
+        began_s, taken, waited_s = self._now_s, self._taken, self._waited_s()
         self._go_on(most)
         over_s = self._now_s - began_s
         if not over_s:  # nothing takes any time
             return Played(rate=float("inf"), waited=0.0)
         waited = (self._waited_s() - waited_s) / over_s / len(self._trainers)
-        return Played(rate=(self._taken() - taken) / over_s, waited=waited)
-
-    def _taken(self) -> int:
-        return sum(trainer.taken for trainer in self._trainers)
+        return Played(rate=(self._taken - taken) / over_s, waited=waited)
 
     def _waited_s(self) -> float:
         return sum(
@@ -178,7 +177,7 @@ class _Loop:
         )
 
     def _go_on(self, until: int) -> None:
-        while self._taken() < until:
+        while self._taken < until:
             self._now_s, _, happen, subjects = heapq.heappop(self._events)
             happen(*subjects)
 
@@ -191,9 +190,10 @@ class _Loop:
     def _ask(self, trainer: _PlayedTrainer) -> None:
         owed, pace_s = trainer.owed, trainer.pace_s
         while trainer.asked < trainer.taken + trainer.times.window:
-            at = min(range(len(owed)), key=lambda at: ((owed[at] + 1) * pace_s[at], owed[at]))
+            through_s = [(count + 1) * pace for count, pace in zip(owed, pace_s, strict=True)]
+            at = through_s.index(min(through_s))
             owed[at] += 1
-            want = _PlayedWant(trainer, self._workers[at], trainer.asked, self._now_s)
+            want = _PlayedWant(trainer, self._workers[at], at, trainer.asked, self._now_s)
             trainer.asked += 1
             self._after(trainer.times.delay_s / 2, self._receive, want)
 
@@ -225,7 +225,7 @@ class _Loop:
     # --- batches ---
 
     def _arrive(self, want: _PlayedWant) -> None:
-        trainer, at = want.trainer, self._workers.index(want.worker)
+        trainer, at = want.trainer, want.at
         in_hand_s = self._now_s - max(want.asked_s, trainer.answered_s[at])
         trainer.owed[at] -= 1
         trainer.pace_s[at] += _NEWEST * (max(in_hand_s, _QUICKEST_S) - trainer.pace_s[at])
@@ -238,6 +238,7 @@ class _Loop:
             return
         trainer.arrived.remove(trainer.taken)
         trainer.taken += 1
+        self._taken += 1
         trainer.waited_s += self._now_s - trainer.idle_s
         trainer.is_stepping = True
         self._ask(trainer)
