@@ -255,7 +255,7 @@ class Source:
     def open(self, indexed: Indexed) -> None:
         """Take the index's columns; raise a DataError if the data have changed since.
 
-        A process that measures lengths calls this for piece after piece.
+        A process that measures lengths calls this for piece after piece. The default compares nothing.
         """
         self.indexed = indexed
 
@@ -387,7 +387,7 @@ class Source:
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
         """Yield the bytes needed to decode each chunk: the whole sample's, unless the format can read less.
 
-        Errors are those of `read`. ReadError of `read` passes through.
+        Raise what `read` raises, such as a ReadError if the bytes are not the indexed ones.
         """
         return self.read([chunk.sample for chunk in chunks])
 

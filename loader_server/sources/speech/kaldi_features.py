@@ -186,7 +186,7 @@ class ArchivedFeatures:
     def look_for_changes(self, time_s: float) -> None:
         """Raise a ReadError for a local archive that changed since indexing, or a DataError for one that is gone.
 
-        Each is looked at once, and as many as `time_s` allows. Raise an OSError if one cannot be read.
+        Each is looked at once, and as many as fit into `time_s` seconds. Raise an OSError if one cannot be read.
         """
         done: set[tuple[str, int]] = set()
 
