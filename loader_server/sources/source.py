@@ -476,7 +476,7 @@ def texts_of_column(column: Sequence[str]) -> Iterator[Sequence[str]]:
 def texts_read(source: Source, key: str) -> Iterator[Sequence[str]]:
     """Yield the texts of a source that decodes many samples at once, block by block.
 
-    Raise a ReadError if the disk keeps failing or a file is no longer the indexed one; errors of `decode_all` pass.
+    Raise a ReadError if the disk keeps failing; other errors of `read`, and those of `decode_all`, pass.
     """
     for start in range(0, source.samples, _TEXTS):
         samples = range(start, min(start + _TEXTS, source.samples))
@@ -490,7 +490,7 @@ def texts_read(source: Source, key: str) -> Iterator[Sequence[str]]:
 def decoded(source: Source, sample: int, raw: bytes) -> dict[str, Any]:
     """Return the raw sample; raise a SampleError if the sample cannot be used, or a ReadError if the machine failed.
 
-    A MemoryError passes through, because only trials show whether it is the sample's fault.
+    Stoker's own errors pass through, and a MemoryError, because only trials show whether it is the sample's fault.
     """
     try:
         return source.decode(sample, raw)

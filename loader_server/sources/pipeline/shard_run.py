@@ -106,7 +106,7 @@ class ShardRun:
 
     Making it builds the data set: raise a DataError if the user's code fails, or a SettingsError if TensorFlow is
     missing, the data set never ends or, if it has to be `exact`, may differ from run to run, its elements cannot cross,
-    or the marker is not called once.
+    or the marker is not called once. Stoker's own errors that the user's code raises pass as they are.
     """
 
     def __init__(self, order: PipelineOrder, epoch: int, shard: int) -> None:

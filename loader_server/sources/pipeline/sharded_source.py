@@ -149,7 +149,8 @@ class ShardedSource(WholeSource):
         """Run a shard of epoch 0, and note the size and digest of each element; nothing if it has none.
 
         Raise a DataError if the shard has more than `elements`, or the user's code fails; raise a SettingsError if
-        TensorFlow is missing or the pipeline cannot be run in shards. Errors of `order` pass.
+        TensorFlow is missing or the pipeline cannot be run in shards. Errors of `order` pass, and Stoker's own that the
+        user's code raises.
         """
         # The length of an epoch has to be known before it begins, and slots need room for the largest element. Making
         # epoch 0 once here, in another process than the workers', also shows what is not deterministic.
@@ -244,7 +245,7 @@ class ShardedSource(WholeSource):
         `begin` is called with the number of each batch made on the way there. Any thread may call this. Raise a
         DataError if the user's code fails, or an element is too large, holds other values than while indexing, or
         differs from its first making; or if the shard has too many elements. Raise a SettingsError if the pipeline
-        cannot be run; errors of `begin` and `order` pass.
+        cannot be run; errors of `begin` and `order` pass, and Stoker's own that the user's code raises.
         """
         ordinal, shard = divmod(number, self.producers)
         if ordinal >= self.elements:

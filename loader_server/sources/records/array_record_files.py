@@ -33,7 +33,7 @@ _MOST_REMOTE = 8
 
 
 class _OpenArrayRecords:
-    """One open file: a reader of the library, and the lock that guards its position."""
+    """One open file: a reader of the library, and the lock of its position. Making it raises what `_open` raises."""
 
     def __init__(self, local: LocalFile, where: str) -> None:
         self._local, self._where = local, where

@@ -253,7 +253,8 @@ class KaldiSource(ListedSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a table is gone or has changed since it was made.
 
-        Raise a ReadError if its store cannot be asked. SettingsError of `open` passes through.
+        Raise a ReadError if its store cannot be asked, or an OSError if the disk fails. SettingsError of `open` passes
+        through.
         """
         super().open(indexed)
         if self._features:
