@@ -74,7 +74,7 @@ class SourceSpec:
 
     @property
     def kind(self) -> type[Source]:
-        """Return the source's class, importing its module; an error of that passes, or an AttributeError without it."""
+        """Return the source's class, importing its module; an error of that passes, as does an AttributeError."""
         return _class_at(self.dotted)
 
     def make(self) -> Source:

@@ -99,7 +99,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
 
         Errors of opening the file pass through: a ReadError if a remote one cannot be fetched, a DataError if it is not
         whole, and an OSError if it cannot be opened. So do those of looking for features in the first records, except a
-        ReadError, which makes a bad row.
+        ReadError, which makes a bad row, and those of `ExampleDecoder.look` other than SampleErrors.
         """
         where = self.files.where(piece.path)
         # Fetched before any record is read: a store that cannot be reached says nothing about the records.

@@ -119,7 +119,7 @@ class TFRecordSource(FilesOfExamplesSource):
 
         Raise a ReadError if the file's size has changed since it was mapped, or it cannot be fetched; an OSError if it
         cannot be opened; and a SettingsError if checksums are to be verified and the library is missing. Errors of
-        looking for features in the first records pass through.
+        looking for features in the first records pass through, and others of `ExampleDecoder.look`.
         """
         data, where = self._opened[piece.path], self.files.where(piece.path)
         records = records_from(data, piece.start, piece.rows)
