@@ -74,7 +74,7 @@ class SourceSpec:
 
     @property
     def kind(self) -> type[Source]:
-        """Return the source's class, importing its module; an error of that import passes."""
+        """Return the source's class, importing its module; an error of that passes, as does an AttributeError."""
         return _class_at(self.dotted)
 
     def make(self) -> Source:
@@ -120,7 +120,8 @@ def source_class(name: str, where: str) -> type[Source]:
 
     Raise a SettingsError if the name is unknown, a user's class cannot be imported, the class lacks an attribute that
     each source defines itself, or it sets `gathers` without a `gather` of its own. An error of importing the source's
-    module passes, such as a SettingsError for a library that is missing.
+    module passes, such as a SettingsError for a library that is missing, or an AttributeError if the class is not
+    there.
     """
     source = _class_at(dotted_name(name, where))
     # Looked at when the job file is read: a class without a method would fail in the middle of indexing.

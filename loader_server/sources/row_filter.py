@@ -83,7 +83,8 @@ class RowFilter:
         """Return which of `samples` samples pass, given an array for each of the filter's names.
 
         Raise a SettingsError if the types of the columns do not fit the expression, or its value is neither true nor
-        false.
+        false. Errors of numpy pass for what it cannot calculate, such as a TypeError for a difference of truth values
+        or an OverflowError for a number beyond int64, and a RecursionError for an expression nested too deep.
         """
         try:
             # A division by zero gives inf or NaN, which then compares like any number: no reason for a warning.
@@ -246,7 +247,7 @@ def _true_or_false(value: _Value) -> _Value:
 
 
 def _numbers(strings: _Value) -> NDArray[np.float64]:
-    """Return strings as numbers; one that is no number becomes NaN, which makes comparisons false."""
+    """Return strings as numbers; one that is no number becomes NaN, for which all comparisons but `!=` are false."""
     return np.array(list(map(_float, np.atleast_1d(strings))), np.float64)
 
 

@@ -54,7 +54,8 @@ class SideSource:
     def digest(self, where: str) -> str:
         """Return a hash of its settings, its columns and the versions that decode it.
 
-        Columns that differ between copies do not count. Raise what `open` raises.
+        Columns that differ between copies do not count. Raise what `open` raises, and what the source's `versions`
+        does.
         """
         source = self.open(where)
         try:
@@ -132,7 +133,7 @@ def _refuse_bad(bad: list[BadRow], good: int, where: str) -> None:
 def _indexed(source: Source, inventory: Inventory, parts: list[Found], base: Path) -> Indexed:
     """Return what an index would hold, from all parts that have good rows, of which there is at least one.
 
-    Raise a DataError if the source's `conclude` does.
+    Raise what the source's `conclude` raises, such as a DataError.
     """
     numbers = {
         name: np.concatenate([np.asarray(part.numbers[name], np.int64) for part in parts]) for name in parts[0].numbers

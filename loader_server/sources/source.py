@@ -255,7 +255,7 @@ class Source:
     def open(self, indexed: Indexed) -> None:
         """Take the index's columns; raise a DataError if the data have changed since.
 
-        A process that measures lengths calls this for piece after piece.
+        A process that measures lengths calls this for piece after piece. The default compares nothing.
         """
         self.indexed = indexed
 
@@ -387,7 +387,7 @@ class Source:
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
         """Yield the bytes needed to decode each chunk: the whole sample's, unless the format can read less.
 
-        Errors are those of `read`. ReadError of `read` passes through.
+        Raise what `read` raises, such as a ReadError if the bytes are not the indexed ones.
         """
         return self.read([chunk.sample for chunk in chunks])
 
@@ -476,7 +476,7 @@ def texts_of_column(column: Sequence[str]) -> Iterator[Sequence[str]]:
 def texts_read(source: Source, key: str) -> Iterator[Sequence[str]]:
     """Yield the texts of a source that decodes many samples at once, block by block.
 
-    Raise a ReadError if the disk keeps failing or a file is no longer the indexed one; errors of `decode_all` pass.
+    Raise a ReadError if the disk keeps failing; other errors of `read`, and those of `decode_all`, pass.
     """
     for start in range(0, source.samples, _TEXTS):
         samples = range(start, min(start + _TEXTS, source.samples))
@@ -490,7 +490,7 @@ def texts_read(source: Source, key: str) -> Iterator[Sequence[str]]:
 def decoded(source: Source, sample: int, raw: bytes) -> dict[str, Any]:
     """Return the raw sample; raise a SampleError if the sample cannot be used, or a ReadError if the machine failed.
 
-    A MemoryError passes through, because only trials show whether it is the sample's fault.
+    Stoker's own errors pass through, and a MemoryError, because only trials show whether it is the sample's fault.
     """
     try:
         return source.decode(sample, raw)

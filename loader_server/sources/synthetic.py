@@ -92,7 +92,7 @@ class SyntheticSource(Source):
         return Found(rows=piece, numbers={f"length_{self.fields[0].key}": lengths})
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index, and make the text that all samples are cut from; DataError of `open` passes through."""
+        """Take the index, and make the text that all samples are cut from."""
         super().open(indexed)
         self._key = self.fields[0].key
         self._lengths = self.lengths[self._key]
@@ -108,7 +108,7 @@ class SyntheticSource(Source):
         return {self._key: self._text[start : start + int(self._lengths[sample])].copy()}
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
-        """Write all rows of a batch at once into `out`, with lengths and zero padding."""
+        """Write all rows of a batch into `out`, with lengths and zero padding; sample numbers are not checked."""
         # A bucket may be longer than any sample, so that rows reach beyond the text: there they are padding.
         lengths = out[f"{self._key}_length"][:] = self._lengths[samples]
         write_padded(self._text, _starts(samples), lengths, out[self._key])

@@ -83,7 +83,7 @@ class GraphSource(ShardedSource):
 
     @cached_property
     def _content(self) -> bytes:
-        """Return the bytes of the graph; raise a DataError if no trainer has sent it yet."""
+        """Return the bytes of the graph; raise a DataError if no trainer has sent it yet, or it cannot be read."""
         # The coordinator may be waiting for the trainer that sends it, and serves other streams meanwhile.
         path = self.of_job.graph
         try:
@@ -98,13 +98,14 @@ class GraphSource(ShardedSource):
 
     @property
     def made_of(self) -> str:
-        """Return a fingerprint of graph and seed; raise a DataError if no trainer has sent the graph yet."""
+        """Return a fingerprint of graph and seed; raise a DataError if the graph is not there or cannot be read."""
         return fingerprint(digest_of_graph(self._content), str(self.of_job.seed))
 
     def probe(self, piece: int) -> Found:
-        """Run the shard; raise a DataError if it is empty, as the source cannot be divided among so many.
+        """Run a shard of epoch 0, and return what it holds, as `ShardedSource.probe` does; it has an element at least.
 
-        Raise what `ShardedSource.probe` raises, and a DataError if no trainer has sent the graph yet.
+        Raise a DataError if it is empty or no trainer has sent the graph yet, and besides what `ShardedSource.probe`
+        raises.
         """
         found = super().probe(piece)
         if not found.rows:
@@ -133,7 +134,10 @@ class GraphSource(ShardedSource):
 
 
 def _pipeline_of(sent: SentGraph, seed: int, where: str) -> Callable[[Any], Any]:
-    """Return the graph as a function of a context, like a user's function, with the marker at its end."""
+    """Return the graph as a function of a context, like a user's function, with the marker at its end.
+
+    The function raises what `dataset_of_graph` raises.
+    """
 
     def run(context: Any) -> Any:
         dataset = dataset_of_graph(
@@ -163,7 +167,7 @@ def dataset_of_graph(sent: SentGraph, of: GraphShard) -> tf.data.Dataset:
     """Return the data set of one shard; its elements are dicts of the values that were sent along.
 
     Raise a SettingsError if the graph cannot be divided among several shards without a hint. What importing TensorFlow
-    raises passes, and what that raises for a graph that it cannot use.
+    raises passes, and what TensorFlow or protobuf raises for a graph that it cannot use.
     """
     import tensorflow as tf  # only where pipelines are run
 
@@ -218,7 +222,7 @@ def _set_number(constant: Any, number: int) -> None:
 
 
 def _set_seeds(nodes: Sequence[Any], of: GraphShard) -> None:
-    """Replace the pairs of seeds of all operations that shuffle or draw; seeds that are no constants stay."""
+    """Replace the pairs of seeds of all operations that shuffle or draw, unless a seed of a pair is no constant."""
     by_name = {node.name: node for node in nodes}
     replaced = list[tuple[Any, int]]()
     for node in nodes:

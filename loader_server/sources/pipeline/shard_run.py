@@ -85,7 +85,8 @@ class _ProducerContext(PipelineContext):
 def import_tensorflow() -> Any:
     """Return TensorFlow, without accelerators, which belong to the trainers.
 
-    Raise a SettingsError that names the extra to install if TensorFlow is missing.
+    Raise a SettingsError that names the extra to install if TensorFlow is missing; TensorFlow's RuntimeError passes if
+    this process has used its GPUs already.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its messages about the processor and the like
     with quick_import():
@@ -104,8 +105,8 @@ class ShardRun:
     """Run of one shard, which gives the shard's elements in order, each once.
 
     Making it builds the data set: raise a DataError if the user's code fails, or a SettingsError if TensorFlow is
-    missing, the data set never ends or may differ from run to run, its elements cannot cross, or the marker is not
-    called once.
+    missing, the data set never ends or, if it has to be `exact`, may differ from run to run, its elements cannot cross,
+    or the marker is not called once. Stoker's own errors that the user's code raises pass as they are.
     """
 
     def __init__(self, order: PipelineOrder, epoch: int, shard: int) -> None:

@@ -134,7 +134,8 @@ class ShardedSource(WholeSource):
     def survey(self) -> Inventory:
         """Return one piece for each shard; raise a DataError if a file that is watched is missing.
 
-        Raise a ReadError if a store cannot be asked, and what `made_of` raises.
+        Raise a ReadError if a store cannot be asked; errors of `made_of` and of `_found_paths` pass, and a
+        SettingsError if a store's library is missing.
         """
         return Inventory(
             total=self.producers,
@@ -148,7 +149,8 @@ class ShardedSource(WholeSource):
         """Run a shard of epoch 0, and note the size and digest of each element; nothing if it has none.
 
         Raise a DataError if the shard has more than `elements`, or the user's code fails; raise a SettingsError if
-        TensorFlow is missing or the pipeline cannot be run in shards. Errors of `order` pass.
+        TensorFlow is missing or the pipeline cannot be run in shards. Errors of `order` pass, and Stoker's own that the
+        user's code raises.
         """
         # The length of an epoch has to be known before it begins, and slots need room for the largest element. Making
         # epoch 0 once here, in another process than the workers', also shows what is not deterministic.
@@ -188,8 +190,9 @@ class ShardedSource(WholeSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index.
 
-        Raise a DataError if what `made_of` covers, or a file's size, has changed since it was made, or a file is gone;
-        a ReadError if a store cannot be asked, and what `made_of` raises.
+        Raise a DataError if what `made_of` covers, a file's size or a remote one's version has changed since it was
+        made, or a file is gone; raise what `made_of` raises, a ReadError if a store cannot be asked, or a SettingsError
+        if its library is missing.
         """
         self.files.refuse_changed(indexed.origin, indexed.place)
         if indexed.about["made_of"] != self.made_of:
@@ -218,7 +221,8 @@ class ShardedSource(WholeSource):
     def _most_steps(self) -> dict[str, int]:
         """Return the most entries that each value may have once flat, by the key of its field.
 
-        That is what the setting `largest` allows, or else twice the largest of epoch 0, and at least 1.
+        That is how many fit into the setting `largest`; if that is 0 or less than one entry, twice the most of epoch 0,
+        and at least 1.
         """
         steps = {}
         for place, value in enumerate(value for value in self._values if value.flattened):
@@ -241,7 +245,7 @@ class ShardedSource(WholeSource):
         `begin` is called with the number of each batch made on the way there. Any thread may call this. Raise a
         DataError if the user's code fails, or an element is too large, holds other values than while indexing, or
         differs from its first making; or if the shard has too many elements. Raise a SettingsError if the pipeline
-        cannot be run; errors of `begin` and `order` pass.
+        cannot be run; errors of `begin` and `order` pass, and Stoker's own that the user's code raises.
         """
         ordinal, shard = divmod(number, self.producers)
         if ordinal >= self.elements:
@@ -372,7 +376,7 @@ class ShardReader:
         self._ended = False
 
     def _make_next(self) -> None:
-        """Make the next element; after an error the shard begins anew, as the run's state is unknown.
+        """Make the next element, or note that there is none; after an error the shard begins anew.
 
         Raise a DataError if the user's code fails, the element does not pass the check, or the shard has too many.
         """

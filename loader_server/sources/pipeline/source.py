@@ -57,8 +57,8 @@ class PipelineSource(ShardedSource):
     def base_fields(self) -> tuple[Field, ...]:
         """Return the fields of the base stream's samples; none without a base.
 
-        Raise a SettingsError if the base is no stream of samples or the job file has a mistake, or a DataError if it
-        has no index that fits, or no samples.
+        Raise a SettingsError if the base is no stream of samples, the job file has a mistake, or a package is missing,
+        or a DataError if it has no index that fits, or no samples.
         """
         return self._base.fields if self._base is not None else ()
 
@@ -66,8 +66,8 @@ class PipelineSource(ShardedSource):
     def _base(self) -> BaseSamples | None:
         """Return the samples of the base stream, opened by the first call, or None without a base.
 
-        Raise a SettingsError if it is no stream of samples or the job file has a mistake, or a DataError if it has no
-        index that fits, or no samples.
+        Raise a SettingsError if it is no stream of samples, the job file has a mistake, a package is missing or its
+        settings do not fit its data, or a DataError if it has no index that fits, or no samples.
         """
         if not self.settings.base:
             return None
@@ -86,8 +86,8 @@ class PipelineSource(ShardedSource):
 
         Return "" without `base` and `paths`: the function then reads something that cannot be watched. Raise a
         DataError if a path stands for no file or the base cannot be opened, a ReadError if a store cannot be asked, or
-        a SettingsError if the base is no stream of samples or the job file has a mistake. OSError of `made_of` passes
-        through.
+        a SettingsError if the base is no stream of samples or the job file has a mistake. Other errors of `made_of` and
+        `_found_paths` pass through.
         """
         # The function may read anything, so that without these nothing says that its data are the same.
         if not self.settings.base and not self.settings.paths:
@@ -97,8 +97,8 @@ class PipelineSource(ShardedSource):
     def _found_paths(self) -> list[str]:
         """Return the files that `paths` stands for, each as often as it is named; none without `paths`.
 
-        Raise a DataError if a pattern or a folder stands for no file; a ReadError if a store cannot be asked, or a
-        SettingsError for braces that stand for too many names.
+        Raise a DataError if a pattern or a folder stands for no file or a URL is unusable; a ReadError if a store
+        cannot be asked; a SettingsError if its library is missing or braces stand for too many names.
         """
         return self.files.found(self.settings.paths, once=False) if self.settings.paths else []
 
@@ -107,7 +107,7 @@ class PipelineSource(ShardedSource):
         """Return a fingerprint of the code, the seed and the base: elements change if one of these does.
 
         Raise a SettingsError if the base is no stream of samples or the job file has a mistake, or a DataError if it
-        has no index that fits, or no samples. OSError of `own_code` passes through.
+        has no index that fits, or no samples. OSError and PackageNotFoundError of `own_code` pass through.
         """
         code = own_code(self.modules)
         return fingerprint(
@@ -121,7 +121,8 @@ class PipelineSource(ShardedSource):
         """Return one piece for each shard; raise a SettingsError if there is neither a function nor a base.
 
         Raise a DataError if a path stands for no file, or the base cannot be opened; a ReadError if a store cannot be
-        asked, or a SettingsError if the base is no stream of samples or the job file has a mistake.
+        asked, or a SettingsError if the base is no stream of samples or the job file has a mistake. Other errors of
+        `made_of` and `_found_paths` pass.
         """
         if not self.settings.pipeline and not self.settings.base:
             raise SettingsError(
@@ -137,7 +138,8 @@ class PipelineSource(ShardedSource):
         """Return what all runs have in common; raise a SettingsError if the function cannot be imported.
 
         Raise a SettingsError also if the base is no stream of samples or the job file has a mistake, a DataError if a
-        path stands for no file or the base cannot be opened, or a ReadError if a store cannot be asked.
+        path stands for no file or the base cannot be opened, or a ReadError if a store cannot be asked. Other errors of
+        `_found_paths` pass.
         """
         name, settings = self.settings.pipeline, self.settings
         return PipelineOrder(
@@ -156,8 +158,8 @@ class PipelineSource(ShardedSource):
     def _samples_of_base(self, epoch: int, shard: int) -> Iterator[Mapping[str, NDArray[np.generic]]]:
         """Return an iterator over the base stream's samples of one shard; empty without a base.
 
-        It raises a ReadError if reading keeps failing; a sample that cannot be used is left out. SettingsError of
-        `_base` passes through.
+        It raises a ReadError if reading keeps failing, and other errors of reading, decoding and the transforms; a
+        sample that cannot be used is left out. Errors of `_base` pass through.
         """
         return iter(()) if self._base is None else self._base.of_shard(epoch, shard, self.producers)
 
@@ -167,7 +169,7 @@ class PipelineSource(ShardedSource):
         return (self.settings.pipeline.partition(":")[0],) if self.settings.pipeline else (type(self).__module__,)
 
     def close(self) -> None:
-        """End all runs, and close the base, if it was opened; DataError and SettingsError of `_base` pass through."""
+        """End all runs, and close the base, if it was opened; a shard whose batch is asked for later begins anew."""
         if "_base" in self.__dict__ and self._base is not None:
             self._base.close()
         super().close()

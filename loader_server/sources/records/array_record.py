@@ -98,7 +98,8 @@ class ArrayRecordSource(FilesOfExamplesSource):
         """Read and parse the records of a piece; corrupted or unusable ones become bad rows.
 
         Errors of opening the file pass through: a ReadError if a remote one cannot be fetched, a DataError if it is not
-        whole, and an OSError if it cannot be opened. So do those of looking for features in the first records.
+        whole, and an OSError if it cannot be opened. So do those of looking for features in the first records, except a
+        ReadError, which makes a bad row, and those of `ExampleDecoder.look` other than SampleErrors.
         """
         where = self.files.where(piece.path)
         # Fetched before any record is read: a store that cannot be reached says nothing about the records.
@@ -143,7 +144,7 @@ class ArrayRecordSource(FilesOfExamplesSource):
     def identity(self, sample: int) -> str:
         """Return the path and the record's digest, which stay the same when other records come or go.
 
-        DataError and SettingsError of `_paths` pass through.
+        The sample's number is not checked.
         """
         path = self._paths[self._columns["file"][sample]]
         return f"{path}, a record of digest {digest_of_number(int(self._columns['digest'][sample]))}"

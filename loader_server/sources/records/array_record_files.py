@@ -33,7 +33,7 @@ _MOST_REMOTE = 8
 
 
 class _OpenArrayRecords:
-    """One open file: a reader of the library, and the lock that guards its position."""
+    """One open file: a reader of the library, and the lock of its position. Making it raises what `_open` raises."""
 
     def __init__(self, local: LocalFile, where: str) -> None:
         self._local, self._where = local, where
@@ -96,9 +96,9 @@ class ArrayRecordFiles:
     def __getitem__(self, path: str) -> _OpenArrayRecords:
         """Return the file's reader, after opening it if needed, and after closing all others if too many are open.
 
-        Raise a DataError if it is not a whole ArrayRecord file, a ReadError if a remote one cannot be fetched, an
-        OSError if a local one cannot be opened, and a SettingsError if the library is missing. MachineError of `local`
-        passes through.
+        Raise a DataError if it is not a whole ArrayRecord file or a remote one is gone, a ReadError if that cannot be
+        fetched, an OSError if a local one cannot be opened, and a SettingsError if the library is missing. Other errors
+        of `Files.local`, such as a MachineError, pass through.
         """
         known = self._known.get(path)
         if known is not None:

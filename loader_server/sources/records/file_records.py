@@ -139,7 +139,7 @@ class FileRecordsSource(Source):
     def place(self, sample: int) -> tuple[str, int]:
         """Return the file, and the sample's number in it, counted from 0.
 
-        Raise an IndexError if `sample` is out of range. DataError and SettingsError of `_path` pass through.
+        Raise an IndexError if `sample` is out of range.
         """
         return self.files.where(self._path(sample)), int(self._columns[self.number_column][sample])
 
@@ -210,8 +210,7 @@ class FilesOfExamplesSource(FileRecordsSource):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the value of each feature by key, from bytes that indexing has accepted.
 
-        Raise MalformedExample or UnfitFeature for others. Errors of `_decoder`, which looks at the files at the first
-        call, pass through.
+        Others give other values, or raise MalformedExample, UnfitFeature or another ValueError, or an IndexError.
         """
         return self._decoder.decode(raw, self._columns, sample)
 
@@ -233,7 +232,7 @@ class FilesOfExamplesSource(FileRecordsSource):
     def name(self, sample: int) -> str:
         """Return the file as the job file names it, and the record's number in it.
 
-        Raise an IndexError if the sample's number is out of range. DataError and SettingsError of `_path` pass through.
+        Raise an IndexError if the sample's number is out of range.
         """
         return f"{self._path(sample)}:{self._columns[self.number_column][sample]}"
 

@@ -101,7 +101,7 @@ class MemberForm:
         """Return the member's lengths, in the order of `lengths`; raise a SampleError if it cannot be used.
 
         Audio is measured by its header, not decoded; it is refused if it would have more than `largest` bytes (0: no
-        limit).
+        limit). SettingsError of `header_of_bytes` passes through, and what `decode` lets pass.
         """
         if self.kind == "audio":
             return _audio_lengths(raw, where, largest)
@@ -112,7 +112,8 @@ class MemberForm:
         """Return the member's values in a raw sample by key; raise a SampleError if it cannot be used.
 
         Audio other than plain WAV is also refused if it would have more than `largest` bytes (0: no limit); other kinds
-        have no limit here.
+        have no limit here. SettingsError of `decoded_audio` passes, and tokenize's TokenError for a broken array
+        header.
         """
         if self.kind == "audio":
             from loader_server.sources.audio.audio_files import AVERAGED, decoded_audio  # needs soundfile
@@ -137,7 +138,7 @@ class MemberForm:
         """Return the array, or a scalar if it has no axes.
 
         Raise a ValueError if it has another dtype or step than the first array had; for bytes that are no array, raise
-        an error of `_UNREADABLE`.
+        an error of `_UNREADABLE`, or tokenize's TokenError.
         """
         array = _npy(raw)
         if self.dtype and (str(array.dtype), array.shape[1:] if array.ndim else None) != (self.dtype, self.shape):
@@ -149,7 +150,7 @@ def form_of_member(suffix: str, raw: bytes) -> MemberForm:
     """Return the form of members with this suffix, given the bytes of one of them.
 
     Raise a SampleError if the suffix says array, but these bytes are none or have an unsupported dtype. The bytes of
-    other kinds are not looked at.
+    other kinds are not looked at. TokenError of `decode` passes.
     """
     form = MemberForm(suffix)
     if form.kind != "array":
@@ -164,7 +165,7 @@ def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
     """Return frames and rate from the header.
 
     Raise a SampleError for bytes that are no audio, are recognizably cut short or without samples, or would have more
-    than `largest` bytes decoded (0: no limit).
+    than `largest` bytes decoded (0: no limit). SettingsError of `header_of_bytes` passes through.
     """
     from loader_server.sources.audio.audio_files import audio_bytes, header_of_bytes  # needs soundfile
 
@@ -176,9 +177,9 @@ def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
 def _npy(raw: bytes) -> np.ndarray[Any, Any]:
     """Return a copy of the array in a `.npy` file; raise a ValueError if the bytes are none, or fewer than it claims.
 
-    Raise it too for an unsupported version and for arrays of Python objects. `numpy.load` takes three times as long,
-    mostly for the header, and allocates what a header claims before it looks for the values, so that a damaged header
-    could take all memory.
+    Raise it too for an unsupported version and for arrays of Python objects; errors of `_npy_header` pass. `numpy.load`
+    takes three times as long, mostly for the header, and allocates what a header claims before it looks for the values,
+    so that a damaged header could take all memory.
     """
     # After the magic string and two bytes of version: the header's length, 2 bytes in version 1, 4 later.
     width = 2 if raw[6:7] == b"\1" else 4
@@ -192,8 +193,8 @@ def _npy(raw: bytes) -> np.ndarray[Any, Any]:
 def _npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
     """Return dtype, shape and order from a `.npy` header, cached because the arrays of a data set share few headers.
 
-    Raise a ValueError for a malformed header, for a version that is not supported, and for arrays of Python objects,
-    whose loading runs code.
+    Raise a ValueError for a version that is not supported, and for arrays of Python objects, whose loading runs code;
+    for a malformed header a ValueError too, or another error of numpy's parser, such as tokenize's TokenError.
     """
     file = io.BytesIO(header)
     version = np.lib.format.read_magic(file)

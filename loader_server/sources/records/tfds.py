@@ -126,7 +126,8 @@ class TfdsSource(MapStyleSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if the data set has changed since, or cannot be used any more.
 
-        Raise a SettingsError for a key that the data set lacks, or if the library is missing.
+        Raise a SettingsError for a key that the data set lacks, or if a library is missing, and a ReadError if its
+        store cannot be asked.
         """
         super().open(indexed)
         # An index from before features were taken from bytes has no forms: then the library decodes.
@@ -200,10 +201,7 @@ class TfdsSource(MapStyleSource):
         return {"tensorflow-datasets": str(_tfds().__version__)}
 
     def close(self) -> None:
-        """Drop the open files, if any; each is closed when its last reader is done with it.
-
-        DataError and SettingsError of `_data` pass through.
-        """
+        """Drop the open files, if any; each is closed when its last reader is done with it."""
         if "_data" in self.__dict__:
             self._data.close()
         super().close()

@@ -119,7 +119,7 @@ class TFRecordSource(FilesOfExamplesSource):
 
         Raise a ReadError if the file's size has changed since it was mapped, or it cannot be fetched; an OSError if it
         cannot be opened; and a SettingsError if checksums are to be verified and the library is missing. Errors of
-        looking for features in the first records pass through.
+        looking for features in the first records pass through, and others of `ExampleDecoder.look`.
         """
         data, where = self._opened[piece.path], self.files.where(piece.path)
         records = records_from(data, piece.start, piece.rows)
@@ -173,7 +173,7 @@ class TFRecordSource(FilesOfExamplesSource):
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return one of these samples for each file that is not mapped; none if all files are.
 
-        Reading it fetches a remote file, and maps it. DataError and SettingsError of `_paths` pass through.
+        Reading it fetches a remote file, and maps it.
         """
         files, firsts = np.unique(self._columns["file"][samples], return_index=True)
         are_missing = [self._paths[file] not in self._opened for file in files.tolist()]
@@ -215,7 +215,7 @@ class TFRecordSource(FilesOfExamplesSource):
 
         A record counts as unchanged if the checksum behind its data is the indexed one. Raise a ReadError as well if a
         file has another size or cannot be fetched, and an OSError if a local one cannot be opened. Numbers of samples
-        are not checked. SettingsError of `_paths` and MachineError of `MappedFiles` pass through.
+        are not checked. Other errors of `MappedFiles`, such as a MachineError, pass through.
         """
         files, starts, sizes, written = (
             self._columns[name][samples] for name in ("file", "offset", "bytes", "checksum")
@@ -233,10 +233,7 @@ class TFRecordSource(FilesOfExamplesSource):
         return records
 
     def _other_record(self, sample: int) -> ReadError:
-        """Return the error for a record that is not the indexed one.
-
-        DataError and SettingsError of `_where` pass through.
-        """
+        """Return the error for a record that is not the indexed one; raise an IndexError if it is out of range."""
         return changed(
             f"the record that was indexed ({self._columns['bytes'][sample]} bytes)", "other bytes", self._where(sample)
         )
@@ -244,7 +241,7 @@ class TFRecordSource(FilesOfExamplesSource):
     def identity(self, sample: int) -> str:
         """Return path, size and checksum of the record, which stay when other records come or go.
 
-        DataError and SettingsError of `_paths` pass through.
+        The sample's number is not checked.
         """
         columns = self._columns
         path, size = self._paths[columns["file"][sample]], columns["bytes"][sample]

@@ -106,7 +106,7 @@ class WebDatasetSource(FileRecordsSource):
     def _refuse_lacking(self, forms: Mapping[str, MemberForm]) -> None:
         """Raise a DataError if no member can be read, or one that the job file names is missing.
 
-        SettingsError and MachineError of `_first_fault` pass through.
+        Errors of `_first_fault` pass through.
         """
         lacking = [suffix for suffix in self.settings.members if suffix not in forms]
         if forms and not lacking:
@@ -174,7 +174,7 @@ class WebDatasetSource(FileRecordsSource):
         """Check the members of each sample by decoding them (audio by its header); unusable samples become bad rows.
 
         A sample that lacks a member is unusable. Raise a ReadError if the shard's size has changed or it cannot be
-        fetched, and an OSError if it cannot be opened. Errors of looking at the first samples (`_forms`) pass through.
+        fetched, and an OSError if it cannot be opened. Other errors of `_look` and `MappedFiles` pass through.
         """
         data, where = self._opened[piece.path], self.files.where(piece.path)
         good, keys, bad = list[list[int]](), list[str](), dict[int, BadRow]()
@@ -192,7 +192,7 @@ class WebDatasetSource(FileRecordsSource):
     def _columns_made(self) -> list[str]:
         """Return the names of the numeric index columns, in their order.
 
-        DataError, SettingsError and MachineError of `_forms` pass through.
+        Errors of `_forms` pass through, if it was not made before.
         """
         places = [f"{name}_{number}" for number in range(len(self._forms)) for name in ("at", "bytes")]
         lengths = [f"length_{key}" for form in self._forms for key in form.lengths]
@@ -201,7 +201,7 @@ class WebDatasetSource(FileRecordsSource):
     def _look(self, data: mmap.mmap | bytes, sample: TarSample) -> list[int]:
         """Return the columns of a sample, from its digest on; raise a SampleError if it cannot be used.
 
-        ReadError, SettingsError and MachineError of `_forms` pass through.
+        Errors of `_forms`, if it was not made before, and others of `MemberForm.look` pass through.
         """
         if sample.reason:
             raise SampleError(reason=sample.reason, expected="", got=sample.detail, where="", remedy="")
@@ -224,7 +224,7 @@ class WebDatasetSource(FileRecordsSource):
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the rate that all recordings under a key have, or 0 if they differ, for each audio key, as `rates`.
 
-        There has to be a sample. DataError, SettingsError and MachineError of `_forms` pass through.
+        There has to be a sample. Errors of `_forms` pass through, if it was not made before.
         """
         rates = {form.key: numbers[f"length_{form.key}_rate"] for form in self._forms if form.kind == "audio"}
         return {"rates": {key: int(column[0]) if (column == column[0]).all() else 0 for key, column in rates.items()}}
@@ -251,8 +251,7 @@ class WebDatasetSource(FileRecordsSource):
     def look_for_changes(self, time_s: float) -> None:
         """Map local shards, which compares each with the index, until all are done or time is up.
 
-        Raise a ReadError if one has changed, and an OSError if it cannot be opened. SettingsError of `_paths` passes
-        through.
+        Raise a ReadError if one has changed, and an OSError if it cannot be opened or read.
         """
         local = [path for path in self._paths if not is_url(path)]
         look_at_some(len(local), lambda number: self._opened[local[number]], time_s)
@@ -280,8 +279,8 @@ class WebDatasetSource(FileRecordsSource):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the values of all members by key; raise a SampleError if one cannot be decoded.
 
-        Raise it too for audio that is too large, other than plain WAV. ReadError, SettingsError and MachineError of
-        `_forms` pass through.
+        Raise it too for audio that is too large, other than plain WAV. Other errors of `MemberForm.decode`, such as a
+        SettingsError for MP3, pass through.
         """
         values, start = dict[str, Any](), 0
         for form, (_, size) in zip(self._forms, self._places, strict=True):
@@ -293,14 +292,14 @@ class WebDatasetSource(FileRecordsSource):
     def name(self, sample: int) -> str:
         """Return the shard as the job file names it, and the sample's key.
 
-        Raise an IndexError if the sample's number is out of range. DataError and SettingsError of `_path` pass through.
+        Raise an IndexError if the sample's number is out of range.
         """
         return f"{self._path(sample)}:{self._keys[sample]}"
 
     def identity(self, sample: int) -> str:
         """Return the shard, the key, and a digest of the headers, which hold sizes and times of change.
 
-        Raise an IndexError if the sample's number is out of range. DataError and SettingsError of `name` pass through.
+        Raise an IndexError if the sample's number is out of range.
         """
         return f"{self.name(sample)}, headers {digest_of_number(int(self._columns['digest'][sample]))}"
 
@@ -308,7 +307,7 @@ class WebDatasetSource(FileRecordsSource):
 def _fault_of_members(data: mmap.mmap | bytes, sample: TarSample) -> str:
     """Return what is wrong with the first array among the members that is none or has an unusable dtype, or "".
 
-    Other members are not looked at.
+    Other members are not looked at; other errors of `form_of_member` pass.
     """
     try:
         for suffix in sample.members:

@@ -45,7 +45,7 @@ class DiskCache:
         self._is_ready = False
 
     def has(self, key: str) -> bool:
-        """Return whether there is a finished entry of this key."""
+        """Return whether there is a finished entry of this key; raise an OSError if that cannot be looked at."""
         return self._entry(key).exists()
 
     def find(self, key: str) -> int | None:

@@ -110,8 +110,8 @@ class Objects:
         """Return whether the store serves ranges; raise a ReadError if it cannot be asked.
 
         Only HTTP servers are asked, for the last byte: all other stores do. Raise a ReadError as well if the object is
-        gone or has another version now, a DataError if the store tells no size, and a SettingsError if its library is
-        missing.
+        gone or has another version now, a DataError if the store tells no size or the URL is unusable, and a
+        SettingsError if the store's library is missing.
         """
         # A plain HTTP server may send the whole file, whatever range is asked for.
         if not url.startswith("http"):

@@ -140,8 +140,8 @@ class RemoteFiles:
 
         Raise a ReadError if the file is shorter, has changed or cannot be fetched, or if the cache is too small or its
         folder cannot be used. Errors of `DiskCache.find` and `make` pass through: a MachineError if a link or the like
-        is in a file's place, and an OSError if an entry cannot be opened or read. Raise a SettingsError if the store's
-        library is missing.
+        is in a file's place, and an OSError if an entry cannot be opened or read. So do those of `Objects.fetch`, such
+        as a SettingsError if the store's library is missing.
         """
         if offset + nbytes > facts.bytes:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{max(facts.bytes - offset, 0)} bytes", url)
@@ -185,7 +185,7 @@ class RemoteFiles:
 
         If not `patient`, make only one attempt, and leave the block to another process that is making it. Raise a
         ReadError if it cannot be fetched or the cache has no room for it; other errors of `DiskCache.make` and
-        `Objects.fetch` pass through.
+        `Objects` pass through.
         """
         if self._comes_whole(block):
             block = _whole_file(block.url, block.facts)
@@ -232,7 +232,7 @@ class RemoteFiles:
         """Return the whole file as a cache entry, which is not evicted until the caller closes it.
 
         Raise a ReadError if it has changed or cannot be fetched, or the cache has no room for it. Errors of
-        `DiskCache.hold` and `make` pass through, such as an OSError if the file system has no locks.
+        `DiskCache.hold`, `make` and `Objects` pass through, such as an OSError if the file system has no locks.
         """
         whole = _whole_file(url, facts)
         waited = 0
@@ -373,7 +373,7 @@ class RemotePath:
         """Open the file for reading as text.
 
         What `open_url` raises passes through, such as a DataError if it is absent. Reading raises a ReadError if the
-        file cannot be fetched.
+        file cannot be fetched, and a UnicodeDecodeError for other bytes than `encoding` and `errors` allow.
         """
         return io.TextIOWrapper(self._open_url(self._url), encoding, errors, newline)
 
@@ -428,8 +428,8 @@ class FetchAhead(Generic[T]):
     def expect(self, wanted: Iterable[T]) -> None:
         """Queue keys that will be needed soon, except those queued or being fetched; start threads if needed.
 
-        Do nothing, and take no key, if there are to be no threads. A fetch that fails is dropped; what `wanted` raises
-        passes through.
+        Do nothing, and take no key, if there are to be no threads. A fetch that fails by a StokerError or OSError is
+        dropped; what `wanted` raises passes through.
         """
         if not self._threads:
             return

@@ -48,7 +48,7 @@ class Retries:
     def attempt(
         self, url: str, ask: Callable[[], T], *, patient: bool = True, absent: type[DataError] = ReadError
     ) -> T:
-        """Return what `ask` returns, after retries with back-off if `patient`.
+        """Return what `ask` returns, after at most four retries with back-off if `patient`.
 
         Raise a ReadError if it fails for good, or `absent` if the file does not exist; absent, refused and changed
         files are not asked for again. Our own errors pass through at once.

@@ -156,7 +156,7 @@ class KaldiSource(ListedSource):
         """Return the width of the first features that can be read; 0 for vectors or without any.
 
         Raise a DataError if a folder has no feats.scp, a ReadError if a store cannot be asked, or an OSError if an
-        archive cannot be read. SettingsError of `open` passes through.
+        archive cannot be read. Other errors of `Files.open` and of `ArchiveHeaders.find` pass through.
         """
         find = self._finder(None)
         for path in self.settings.paths:
@@ -183,7 +183,8 @@ class KaldiSource(ListedSource):
         """Read the header of every audio file or matrix that these rows name.
 
         Return the good rows' columns and the bad rows; raise a ReadError if a remote file cannot be fetched, or an
-        OSError if an archive of features cannot be read.
+        OSError if an archive of features cannot be read. Other errors of reading headers pass, such as a SettingsError
+        if a store's library is missing.
         """
         find = self._finder(piece.columns)
         where = self._where(piece.folder, piece.tables[0])
@@ -202,8 +203,9 @@ class KaldiSource(ListedSource):
     ) -> Callable[[KaldiUtterance, tuple[str, int]], AudioStretch | ArchivePlace | BadRow]:
         """Return a function that finds the stretch or matrix of an utterance, or a BadRow.
 
-        Features of another width than `columns` are bad; None allows any. The function raises a ReadError if a remote
-        file cannot be fetched, or an OSError if an archive of features cannot be read.
+        Features of another width than `columns` are bad; None allows any. The function raises what `Headers.find` or
+        `ArchiveHeaders.find` does: a ReadError if a remote file cannot be fetched, or an OSError if an archive of
+        features cannot be read.
         """
         if not self._features:
             headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
@@ -251,7 +253,8 @@ class KaldiSource(ListedSource):
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a table is gone or has changed since it was made.
 
-        Raise a ReadError if its store cannot be asked. SettingsError of `open` passes through.
+        Raise a ReadError if its store cannot be asked, or an OSError if the disk fails. SettingsError of `open` passes
+        through.
         """
         super().open(indexed)
         if self._features:
@@ -292,7 +295,7 @@ class KaldiSource(ListedSource):
     def versions(self) -> Mapping[str, str]:
         """Return the versions of the audio libraries; none for features, which are plain numbers.
 
-        Raise importlib's PackageNotFoundError as `audio_versions` does.
+        Raise importlib's PackageNotFoundError as `audio_versions` does if a library is not installed.
         """
         return {} if self._features else super().versions
 

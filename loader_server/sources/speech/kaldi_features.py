@@ -75,8 +75,8 @@ class ArchiveHeaders:
 
         The row is bad if the archive is missing, if no matrix of floats begins at `offset` or it is cut short or empty,
         or if `rows` begin outside of it or overrun it by more than three, which are cut off. Raise a ReadError if a
-        remote archive's bytes cannot be fetched, and an OSError if a local one cannot be read. SettingsError and
-        MachineError of `read` pass through.
+        remote archive's bytes cannot be fetched, `offset` is beyond its end, or a local one became shorter, and an
+        OSError if that cannot be read. SettingsError and MachineError of `read` pass through.
         """
         try:
             archive, content = self._known.get(path) or self._known.setdefault(path, self._look_at(path))
@@ -186,7 +186,7 @@ class ArchivedFeatures:
     def look_for_changes(self, time_s: float) -> None:
         """Raise a ReadError for a local archive that changed since indexing, or a DataError for one that is gone.
 
-        Each is looked at once, and as many as `time_s` allows. Raise an OSError if one cannot be read.
+        Each is looked at once, and as many as fit into `time_s` seconds. Raise an OSError if one cannot be read.
         """
         done: set[tuple[str, int]] = set()
 

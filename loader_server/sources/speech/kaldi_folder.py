@@ -114,7 +114,8 @@ class KaldiFolder:
     def has_ranges(self) -> bool:
         """Return whether any features are a range of a matrix; raise a DataError if feats.scp cannot be opened.
 
-        Raise a ReadError if a remote one cannot be fetched. SettingsError of `open` passes through.
+        Raise a ReadError if a remote one cannot be fetched, and an OSError if a local one cannot be read. SettingsError
+        of `open` passes through.
         """
         with self._files.open(self._table(FEATURES)) as table:
             return any(line.rstrip().endswith(b"]") for line in table)

@@ -65,7 +65,7 @@ def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED) -> CutSam
     """Return the sample of a cut, or of one of its supervisions.
 
     `channel` chooses a channel of a cut that has several. Raise an UnusableCut if it cannot be read here, or the line
-    is no cut as Lhotse writes it.
+    is no cut as Lhotse writes it; an IndexError if it has supervisions, but none of this number.
     """
     try:
         cut = json.loads(line)
@@ -127,8 +127,8 @@ def _manifest_of(line: dict[str, Any]) -> str:
 def _supervised(cut: dict[str, Any], number: int) -> CutSample:
     """Return the sample of supervision `number`; raise an UnusableCut if the cut has none, or as `_sample` does.
 
-    A supervision may begin before the cut and end after it: its part within the cut counts. Raise an error of Python's,
-    such as a KeyError or a TypeError, if the line has another shape.
+    A supervision may begin before the cut and end after it: its part within the cut counts. Raise an IndexError if
+    there are fewer, and another error of Python's, such as a KeyError or a TypeError, if the line has another shape.
     """
     if not cut["supervisions"]:
         raise UnusableCut(

@@ -82,7 +82,8 @@ class ExampleDecoder:
     def look(self, raw: bytes, where: str) -> list[int]:
         """Return the column values of one record, in the order of `columns`.
 
-        Raise a SampleError if the record is not an Example or a feature does not fit its form.
+        Raise a SampleError if the record is not an Example or a feature does not fit its form; numpy's ValueError
+        passes if a step of a feature list is an empty list of floats.
         """
         try:
             features = features_of(raw)

@@ -92,7 +92,7 @@ class FeatureForm:
 
         `feature` is the parsed feature, a list of features for a feature list, or None if the record lacks it; then, or
         if it has no values at all, a list of any length is empty, and any other form is unfit. Raise MalformedExample
-        if an integer has more than 10 bytes.
+        if an integer has more than 10 bytes, and numpy's ValueError if a step is an empty list of floats.
         """
         if isinstance(feature, list):
             return self._value_of_steps([self._flat(raw, *step) for step in feature])
@@ -114,7 +114,8 @@ class FeatureForm:
     def value_in_runs(self, raw: mmap.mmap | bytes, kind: int, runs: Sequence[Run]) -> Any:
         """Return the feature's value from the byte ranges that hold it; raise UnfitFeature if it does not fit.
 
-        Raise MalformedExample if an integer has more than 10 bytes.
+        Raise MalformedExample if an integer has more than 10 bytes, and another ValueError or an IndexError if `raw`
+        ends before a run does, or floats have no run.
         """
         return self._shaped(self._flat(raw, kind, runs))
 
@@ -132,7 +133,8 @@ class FeatureForm:
         """Return all values without their shape; raise UnfitFeature if their kind is not that of the form.
 
         Raise it too for a value that does not fit the dtype, such as a text that is not UTF-8 or an integer out of
-        range; raise MalformedExample if an integer has more than 10 bytes. IndexError of `_integers` passes through.
+        range; raise MalformedExample if an integer has more than 10 bytes, and another ValueError or an IndexError if
+        `raw` ends before a run does, or floats have no run.
         """
         if kind == BYTES:
             return self._of_bytes([raw[start:stop] for start, stop in runs])
@@ -201,7 +203,7 @@ class FeatureForm:
 def _integers(raw: mmap.mmap | bytes, runs: Sequence[Run]) -> NDArray[np.int64]:
     """Return the integers in these runs as one array; raise MalformedExample if one has more than 10 bytes.
 
-    IndexError of `int64_of` passes through.
+    IndexError and other ValueErrors of `int64_of` and numpy pass through if the bytes end before a run does.
     """
     parts = [int64_of(raw, start, stop) for start, stop in runs]
     # An empty step of a feature list has no runs; the empty array gives it a dtype.
@@ -259,8 +261,8 @@ def forms_of_examples(examples: Sequence[tuple[bytes, Features]]) -> tuple[Featu
 def _form_of(key: str, sightings: Sequence[tuple[bytes, Feature | list[Feature]]]) -> FeatureForm:
     """Derive a form from all sightings of one key.
 
-    The dtype is that of the first values seen: bytes, float32 or int64, and bytes if there are none anywhere. A feature
-    list becomes rows of a fixed width if all steps in all records have equally many values, unless that is one;
+    The dtype is that of the first list seen, even an empty one: bytes, float32 or int64, and bytes without any. A
+    feature list becomes rows of a fixed width if all steps in all records have equally many values, unless that is one;
     otherwise it becomes a flat list.
     """
     features = [(raw, feature) for raw, seen in sightings for feature in (seen if isinstance(seen, list) else [seen])]

@@ -314,8 +314,8 @@ def _few_int64(raw: mmap.mmap | bytes, at: int, stop: int) -> NDArray[np.int64]:
 def int64_of(raw: mmap.mmap | bytes, start: int, stop: int) -> NDArray[np.int64]:
     """Return the integers of a packed run in a new array; raise MalformedExample if one has more than 10 bytes.
 
-    The run has to end with the last byte of an integer, which is not checked here: an IndexError or other numbers may
-    result.
+    The run has to end with the last byte of an integer, which is not checked here: an IndexError, a ValueError or other
+    numbers may result.
     """
     if stop - start <= _FEW_BYTES:
         return _few_int64(raw, start, stop)
