@@ -11,6 +11,7 @@ import functools
 import io
 import json
 from dataclasses import dataclass
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ _KINDS = {
     "npy": "array",
 }
 #: Exceptions of json's, int's and numpy's parsers for malformed bytes.
-_UNREADABLE = (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError)
+_UNREADABLE = (ValueError, TypeError, SyntaxError, EOFError, OverflowError, RecursionError, TokenError)
 _NAMES = {"text": "text", "audio": "audio"}
 
 
@@ -112,8 +113,7 @@ class MemberForm:
         """Return the member's values in a raw sample by key; raise a SampleError if it cannot be used.
 
         Audio other than plain WAV is also refused if it would have more than `largest` bytes (0: no limit); other kinds
-        have no limit here. SettingsError of `decoded_audio` passes, and tokenize's TokenError for a broken array
-        header.
+        have no limit here. SettingsError of `decoded_audio` passes.
         """
         if self.kind == "audio":
             from loader_server.sources.audio.audio_files import AVERAGED, decoded_audio  # needs soundfile
@@ -138,7 +138,7 @@ class MemberForm:
         """Return the array, or a scalar if it has no axes.
 
         Raise a ValueError if it has another dtype or step than the first array had; for bytes that are no array, raise
-        an error of `_UNREADABLE`, or tokenize's TokenError.
+        an error of `_UNREADABLE`.
         """
         array = _npy(raw)
         if self.dtype and (str(array.dtype), array.shape[1:] if array.ndim else None) != (self.dtype, self.shape):
@@ -150,7 +150,7 @@ def form_of_member(suffix: str, raw: bytes) -> MemberForm:
     """Return the form of members with this suffix, given the bytes of one of them.
 
     Raise a SampleError if the suffix says array, but these bytes are none or have an unsupported dtype. The bytes of
-    other kinds are not looked at. TokenError of `decode` passes.
+    other kinds are not looked at.
     """
     form = MemberForm(suffix)
     if form.kind != "array":

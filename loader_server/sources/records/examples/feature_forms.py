@@ -115,7 +115,7 @@ class FeatureForm:
         """Return the feature's value from the byte ranges that hold it; raise UnfitFeature if it does not fit.
 
         Raise MalformedExample if an integer has more than 10 bytes, and another ValueError or an IndexError if `raw`
-        ends before a run does, or floats have no run.
+        ends before a run does.
         """
         return self._shaped(self._flat(raw, kind, runs))
 
@@ -134,7 +134,7 @@ class FeatureForm:
 
         Raise it too for a value that does not fit the dtype, such as a text that is not UTF-8 or an integer out of
         range; raise MalformedExample if an integer has more than 10 bytes, and another ValueError or an IndexError if
-        `raw` ends before a run does, or floats have no run.
+        `raw` ends before a run does.
         """
         if kind == BYTES:
             return self._of_bytes([raw[start:stop] for start, stop in runs])
@@ -142,7 +142,9 @@ class FeatureForm:
             raise UnfitFeature("other_kind", f'"{self.key}" as {self}', _KIND_NAMES[kind])
         if kind == FLOAT:
             parts = [np.frombuffer(raw, "<f4", (stop - start) // 4, start) for start, stop in runs]
-            return (parts[0] if len(parts) == 1 else np.concatenate(parts)).astype(self.dtype)
+            # As for integers below, the empty array is there for a step without runs.
+            whole = parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, "<f4"), *parts])
+            return whole.astype(self.dtype)
         return self._narrowed(_integers(raw, runs))
 
     def _of_bytes(self, values: list[bytes]) -> Any:

@@ -99,6 +99,7 @@ ARRAY = form_of_member("npy", npy(np.zeros((2, 3), np.float32)))
         (ARRAY, b"", "undecodable", '"npy" as array'),
         (ARRAY, b"no array at all", "undecodable", '"npy" as array'),
         (ARRAY, npy(np.array([None], object)), "undecodable", "Python objects"),
+        (ARRAY, npy(np.zeros((2, 3), np.float32)).replace(b"}", b" ", 1), "undecodable", "EOF in multi-line statement"),
     ],
 )
 def test_what_cannot_be_decoded_is_a_bad_sample(form: MemberForm, raw: bytes, reason: str, said: str) -> None:

@@ -110,6 +110,16 @@ def forms(*raws: bytes) -> dict[str, str]:
     return {form.key: str(form) for form in forms_of_examples([(raw, features_of(raw)) for raw in raws])}
 
 
+@pytest.mark.parametrize("kind", ["float_list", "int64_list"])
+def test_a_step_without_values_does_not_fit(kind: str) -> None:
+    made = SequenceExample()
+    getattr(made.feature_lists.feature_list["x"].feature.add(), kind).SetInParent()
+    form = "float32 [any]" if kind == "float_list" else "int64 [any]"
+    with pytest.raises(UnfitFeature) as refused:
+        value(form, made.SerializeToString())
+    assert "steps of 0 values" in str(refused.value.args)
+
+
 def test_forms_are_those_of_the_first_records() -> None:
     found = forms(example(a=[1.0, 2.0], b=1, c="x", d=[1], e=[1, 2]), example(a=[1.0], b=2, c="y", e=[1, 2]))
     assert found == {"a": "float32 [any]", "b": "int64", "c": "bytes", "d": "int64 [any]", "e": "int64 [any]"}
