@@ -82,7 +82,8 @@ class Outputs:
     ) -> Outputs:
         """Return outputs in the form that `transform` takes, for classes whose outputs depend on their settings.
 
-        Raise SettingsError for a dtype or axes that cannot be used, or if `removes` is no tuple of names.
+        Raise SettingsError for a dtype or axes that cannot be used, or if `removes` is a single text, or has a name
+        that is empty or no text.
         """
         return Outputs(
             fields=tuple(_field(key, spec, (per_second or {}).get(key)) for key, spec in (outputs or {}).items()),
