@@ -129,7 +129,7 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
         processor_safe: Whether native packages that it uses give the same bytes on each processor of a job's level.
 
     Returns:
-        The decorator, which returns the function with its declaration attached.
+        The decorator, which raises that error, or returns the function with its declaration attached.
     """
     given = outputs or lengths or per_second or removes
 

@@ -70,7 +70,7 @@ class Membership:
         return self._silence.hear(now_s)
 
     def falls_silent(self) -> bool:
-        """Return whether the silence that has just cost patience is news: true once for each silence."""
+        """Return whether the silence that cost patience is news: once for each, never before the first message."""
         return self._silence.begins()
 
     def take_in(self, message: Message, now_s: float) -> None:
