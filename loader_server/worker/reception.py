@@ -158,7 +158,7 @@ class Reception:
         self.wants.forget(session)
 
     def close(self, *, let_go: bool) -> None:
-        """End the counting thread; with `let_go`, release the trainers' slots, as no thread can write there any more."""
+        """End the counting thread; with `let_go`, release the trainers' slots, which no thread can write to any more."""
         self._epochs.close()
         if let_go:
             self._sessions.close()
@@ -435,7 +435,10 @@ class Reception:
             self._sender.push(outcome, header, session, self._parts.log)
 
     def _report(self, build: Build, session: Session, error: BaseException) -> m.Unbuilt:
-        """Return the answer to a want whose building raised this error; log it if need be, end if this process ran out."""
+        """Return the answer to a want whose building raised this error, and log what people have to look at.
+
+        Without memory, descriptors or nursery this worker may be set to end.
+        """
         self.counts.refused += 1
         match error:
             case _ if isinstance(error.__cause__, NurseryEndedError):

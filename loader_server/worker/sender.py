@@ -115,7 +115,7 @@ class Sender:
         return self._answers.reads(identity)
 
     def watch(self, doors: Doors) -> None:
-        """Have the doors count connections to all of these sockets; errors of `Doors.watch` pass, as an OSError."""
+        """Have the doors count connections to all of these sockets; raise what `Doors.watch` does, such as OSError."""
         for name, socket in zip(("messages", "sealed"), self.sockets, strict=False):
             doors.watch(name, socket)
 

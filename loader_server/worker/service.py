@@ -97,8 +97,7 @@ class WorkerSettings:
 class Worker:
     """A worker's main loop; to be made in the process's main thread. `run` returns when it has drained.
 
-    Making it raises StokerError, OSError, zmq.ZMQError or a user's error if job, data, endpoint or coordinator is
-    unusable.
+    Making it raises StokerError, OSError, ZMQError or a user's error if job, data, endpoint or coordinator is unusable.
     """
 
     def __init__(self, settings: WorkerSettings, nursery: Asker) -> None:

@@ -83,14 +83,18 @@ def _fields(value: ElementValue) -> tuple[Field, ...]:
 def values_of_element(fields: Iterable[Field]) -> tuple[ElementValue, ...]:
     """Return the values that these fields carry; all axes before one that varies count as varying too.
 
-    Without such fields there are none. Raise KeyError if a padded one lacks the field of its shape.
+    Without such fields there are none. Raise KeyError if a padded one lacks the field of its shape, ValueError if that
+    has not one axis.
     """
     known = {field.key: field for field in fields}
     return tuple(_value(field, known) for field in known.values() if field.key.endswith(_VALUES))
 
 
 def _value(field: Field, known: Mapping[str, Field]) -> ElementValue:
-    """Return the value of a field of values; a padded one's rank is its shape field's: raise KeyError without that."""
+    """Return the value that a field of values carries; its rank comes from the field of its shape.
+
+    Raise KeyError if a padded one lacks that field, ValueError if it has not one axis.
+    """
     key = field.key.removesuffix(_VALUES)
     shape = field.shape
     # Several axes may have become one, and only the length of the shape's field tells how many.

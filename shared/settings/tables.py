@@ -66,7 +66,10 @@ def read_tables(
 
 
 def _read(kind: type[_T], table: Table, where: str) -> _T:
-    """Return a dataclass read from its part of a table; raise SettingsError for a missing or bad setting, as `_parsed`."""
+    """Return one dataclass read from its part of a table; raise SettingsError for a missing or invalid setting.
+
+    Other errors of a user's parser pass through.
+    """
     values = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name in table:
