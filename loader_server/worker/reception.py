@@ -158,7 +158,7 @@ class Reception:
         self.wants.forget(session)
 
     def close(self, *, let_go: bool) -> None:
-        """End the counting thread; with `let_go`, release the trainers' slots, which no thread can write to any more."""
+        """End the counting thread; with `let_go`, release the trainers' slots, as no thread can write there now."""
         self._epochs.close()
         if let_go:
             self._sessions.close()
