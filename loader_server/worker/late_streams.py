@@ -94,9 +94,9 @@ class LateStreams:
         self._wake()
 
     def take_opened(self) -> list[Builder]:
-        """Return the builders of the streams that were opened since the last call; the others are tried again.
+        """Return the builders of the streams that were opened since the last call; empty if none was.
 
-        Empty if none was.
+        Streams whose opening failed are tried again.
         """
         builders = []
         while not self._tried.empty():

@@ -76,9 +76,9 @@ class Membership:
     def take_in(self, message: Message, now_s: float) -> None:
         """Handle a message that concerns our membership; ignore others.
 
-        `Registered` accepts us, with the heartbeat timeout. A refusal as unknown, or of our release, ends the
-        registration, and the next is due at once or after a second. `Culprits` has the list by which our own finds are
-        known to be listed.
+        `Registered` accepts us, with the heartbeat timeout, and a heartbeat is due at once. A refusal as unknown, or of
+        our release, ends the registration, and the next is due at once or after a second. `Culprits` has the list by
+        which our own finds are known to be listed.
         """
         match message:
             case m.Registered():

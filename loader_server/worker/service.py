@@ -486,9 +486,9 @@ def builder_of(
 ) -> Builder:
     """Return the builder that suits the stream's source.
 
-    That is a WholeBuilder for a source of whole batches, else a SharingBuilder if there is a shelf, else a plain
-    Builder. A source of whole batches produces them in sequence, so a batch that another worker has built would save it
-    nothing.
+    That is a WholeBuilder for a source of whole batches, which are made in sequence and so gain nothing from a batch of
+    another worker, else a SharingBuilder if there is a shelf, else a plain Builder. Errors of making it pass through,
+    such as those of the user's code.
     """
     if isinstance(stream.source, WholeSource):
         return WholeBuilder(stream, quarantine, deadline, stream.source)

@@ -130,8 +130,8 @@ class LineSource(TextSource):
     def stamp(self) -> str:
         """Return a text that changes with any of the files.
 
-        Raise a DataError if `paths` gives no file or a file twice, a ReadError if a store cannot be asked, and a
-        SettingsError if its library is missing or braces stand for too many names.
+        Raise a DataError if `paths` gives no file, a file twice or an unusable URL, a ReadError if a store cannot be
+        asked, and a SettingsError if its library is missing or braces stand for too many names.
         """
         return self.files.stamp(self._found_paths())
 
