@@ -84,8 +84,9 @@ class Stream:
     """An open stream: `source` to read, `chain` to transform, `plan` to know which batch is which.
 
     Making it raises a DataError if there is no index that fits or no sample is left to plan, a SettingsError if
-    settings do not fit the data or a package is not installed, or a KeyError if the job has no such stream. Meanwhile
-    `progress` is called with done and total.
+    settings do not fit the data or a package is not installed, or a KeyError if the job has no such stream. Other
+    errors of sources and transforms pass through, such as an OSError. Meanwhile `progress` is called with done and
+    total.
     """
 
     def __init__(self, job: JobFile, name: str, progress: Callable[[int, int], None] | None = None) -> None:
@@ -157,7 +158,7 @@ class Stream:
         """Return native code that the job's processor level may not reach, by the transform or source that uses it.
 
         It is empty without a level. Errors of reading the code of the user's own source pass through, such as an
-        OSError.
+        OSError, and importlib's PackageNotFoundError if a package was just removed.
         """
         if not self._level:
             return {}
@@ -174,7 +175,7 @@ class Stream:
     def _processor(self) -> str:
         """Return what the processor has to have in common on all machines: the job's level, or all features.
 
-        With native code that the level may not reach it is both.
+        With native code that the level may not reach it is both. Errors of `unproved_code` pass through.
         """
         if self._level and not self.unproved_code:
             return self._level
@@ -184,7 +185,7 @@ class Stream:
     def builder(self) -> str:
         """Return the fingerprint of everything that shapes the bytes; it is equal on all workers of a job.
 
-        Errors of reading the code of the user's own source pass through, such as an OSError.
+        Errors of `unproved_code`, and of reading the code of the user's own source, pass through, such as an OSError.
         """
         masked = ("not_finite masked",) if self.masks_not_finite else ()
         words = (self.digest, self.chain.fingerprint, self.float32, self._processor, *self._decoding)
@@ -193,8 +194,8 @@ class Stream:
     def builder_parts(self) -> dict[str, str]:
         """Return the parts of the builder fingerprint, by names that people know.
 
-        Values are hashes, except those of packages, settings and the processor. Errors of reading the code of the
-        user's own source pass through, such as an OSError.
+        Values are hashes, except those of packages, settings, versions and the processor. The errors of `builder` pass
+        through, such as an OSError.
         """
         of_stream = f"of stream {self.name}"
         code = _foreign_code(self.source.modules)
@@ -251,8 +252,9 @@ class Stream:
     def values(self, epoch: int, sample: int, raw: bytes) -> dict[str, NDArray[np.generic]]:
         """Return a decoded and transformed sample; raise a SampleError if complete bytes cannot be used.
 
-        Raise a ReadError if the machine failed, or a transform cannot read what it needs; a MemoryError and other
-        errors of ours pass through.
+        Raise a ReadError if the machine failed, or a transform cannot read what it needs, and an OverflowError or
+        ValueError for a plain number that a field's dtype cannot hold; a MemoryError and other errors of ours pass
+        through.
         """
         return self.chain.apply(decoded(self.source, sample, raw), seed=self.seed, epoch=epoch, number=sample)
 
@@ -273,7 +275,7 @@ class Stream:
     def identity(self, sample: int) -> str:
         """Return the source's identity of the sample, which names a culprit; a hash of it if it is too long.
 
-        The number must be in range, which not every source checks.
+        The number must be in range, which not every source checks. What the source raises passes through.
         """
         own = self.source.identity(sample)
         return own if len(own) <= _LONGEST_IDENTITY else fingerprint(own.encode("utf-8", "backslashreplace"))
@@ -338,7 +340,7 @@ def open_base(of_job: OfJob, name: str) -> BaseSamples:
 
     Raise a SettingsError if it is no stream of samples, if the job file has a mistake, if a package is not installed,
     or if its settings do not fit its data; raise a DataError if it has no index, or one of other data or settings, or
-    no samples.
+    no samples. What making a Stream raises besides passes through.
     """
     assert of_job.path is not None
     job = JobFile(of_job.path)

@@ -83,7 +83,7 @@ class Chain:
         Files that these tables name are looked for in `places`. Raise SettingsError if a name, a setting or a
         declaration does not fit, a transform cannot be imported or made, a file or package is missing, a padded output
         has no length, or statistics were made from other transforms. Raise DataError if a source of recordings that a
-        setting names cannot be used.
+        setting names cannot be used. Other errors of `find_transforms` pass.
         """
         steps = find_transforms(names, tables, where, places)
         fields = raw
@@ -159,7 +159,8 @@ class Chain:
         """Return the length of every padded field, given those of raw samples.
 
         Undeclared transforms count as changing no length. Raise SettingsError if a rule asks for a length that is
-        missing, or does not give whole numbers. Other errors of the rules pass.
+        missing, or does not give whole numbers, and KeyError if a padded field has none. Other errors of the rules
+        pass.
         """
         lengths = dict(raw_lengths)
         for step in self.steps:
@@ -193,8 +194,8 @@ class Chain:
     def apply(self, sample: dict[str, Any], *, seed: int, epoch: int, number: int) -> dict[str, NDArray[np.generic]]:
         """Return the values of all fields for the sample of this number; raise SampleError if it cannot be used.
 
-        Raise ReadError if a transform cannot read what it needs, or OverflowError for a plain number that a field's
-        dtype cannot hold; a MemoryError and other errors of ours pass.
+        Raise ReadError if a transform cannot read what it needs, or OverflowError or ValueError for a plain number that
+        a field's dtype cannot hold; a MemoryError and other errors of ours pass.
         """
         return self.finish(sample, (seed, epoch, number))
 
@@ -241,7 +242,8 @@ class Chain:
     def on_columns(self, columns: Columns) -> Columns:
         """Return the values of all fields for a batch's samples, equal to those of `apply` for each sample.
 
-        Raise TypeError if a column is missing or lacks the declared dtype or shape; a transform may raise anything.
+        The given columns are changed. Raise TypeError if a column is missing or lacks the declared dtype or shape; a
+        transform may raise anything.
         """
         for step in self.steps:
             assert isinstance(step.call, OfColumns)
@@ -252,8 +254,8 @@ class Chain:
         """Return the fields of everything in the result, declared or not, and the lengths of the padded ones.
 
         Values that are neither declared nor arrays do not count. Raise SampleError if a transform fails or a value has
-        no usable dtype, ReadError if a transform cannot read what it needs, or OverflowError for a plain number that
-        its field's dtype cannot hold; a MemoryError and other errors of ours pass.
+        no usable dtype, ReadError if a transform cannot read what it needs, or OverflowError or ValueError for a plain
+        number that its field's dtype cannot hold; a MemoryError and other errors of ours pass.
         """
         made = self._transform(sample, (0, 0, number))
         assumed = {field.key: field for field in self.fields}
@@ -398,7 +400,8 @@ def _with_length_of(before: Field | None, field: Field, where: str) -> Field:
 def _checked(field: Field, made: Mapping[str, Any], where: str) -> NDArray[np.generic]:
     """Return the value of one field; raise SampleError if it is missing, or lacks the declared dtype or shape.
 
-    A plain number is converted for a field without axes; raise OverflowError if the dtype cannot hold it.
+    A plain number is converted for a field without axes; raise OverflowError, or ValueError for NaN, if the dtype
+    cannot hold it.
     """
     value = made.get(field.key)
     if not field.shape and isinstance(value, bool | int | float):
@@ -427,7 +430,7 @@ def _unfit(reason: str, field: Field, got: str, where: str) -> SampleError:
 def _measured_field(key: str, value: object, assumed: Field | None, where: str) -> Field:
     """Return the assumed field, without its time, if the value fits it, otherwise one whose first axis is padded.
 
-    Raise SampleError if the value makes no array of a usable dtype.
+    Raise SampleError if the value makes no array of a usable dtype, and what `_checked` raises for a plain number.
     """
     if assumed is not None:
         with contextlib.suppress(SampleError):
@@ -463,8 +466,8 @@ def _may_refuse(step: NamedTransform) -> LengthRule | None:
 def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]:
     """Return the lengths by a declared rule, one for each sample even if the rule gives a single number.
 
-    Raise SettingsError unless they are whole numbers, or if the rule asks for a length that is missing. Other errors of
-    the rule pass.
+    Raise SettingsError unless they are whole numbers, or if the rule asks for a length that is missing; ValueError if
+    they are neither one nor as many as samples. Other errors of the rule pass.
     """
     made = _applied(rule, lengths, where)
     if not np.issubdtype(made.dtype, np.integer):

@@ -101,8 +101,8 @@ class Characters(OfColumns):
     def on_columns(self, columns: Columns) -> None:
         """Replace the transcripts of all samples by their numbers.
 
-        Raise SampleError for an unknown character if `unknown = "mask"`, TypeError unless they are a list, or
-        UnicodeEncodeError for a lone surrogate.
+        Raise SampleError for an unknown character if `unknown = "mask"`, TypeError unless they are a list, KeyError if
+        there are none, or UnicodeEncodeError for a lone surrogate.
         """
         columns["text"] = [self._numbered(words) for words in listed(columns, "text")]
 
@@ -151,7 +151,7 @@ def _shown(letter: str) -> str:
 
 
 def _quoted(alphabet: str, more: list[str]) -> str:
-    """Return the alphabet with further letters, in the alphabet's case, quoted for TOML."""
+    """Return the alphabet with further letters, upper-case if it has only such, else lower-case, quoted for TOML."""
     upper = any(map(str.isupper, alphabet)) and not any(map(str.islower, alphabet))
     cased = [other if len(other := letter.upper() if upper else letter.lower()) == 1 else letter for letter in more]
     return json.dumps(alphabet + "".join(dict.fromkeys(cased)), ensure_ascii=False)
@@ -212,9 +212,10 @@ class LetterCounts:
 
 
 def counting_step(chain: Chain) -> tuple[Characters, str] | None:
-    """Return the transform that drops letters, and the name of a user's own one before it; None if none drops any.
+    """Return the first `characters` transform, and the name of the first user's own one before it ("" if none).
 
-    A user's transform may change the texts, so that counts of the source's texts are not those of the batches.
+    Return None without a `characters`. A user's transform may change the texts, so that counts of the source's texts
+    are not those of the batches.
     """
     own = ""
     for step in chain.steps:

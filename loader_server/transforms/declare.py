@@ -82,7 +82,8 @@ class Outputs:
     ) -> Outputs:
         """Return outputs in the form that `transform` takes, for classes whose outputs depend on their settings.
 
-        Raise SettingsError for a dtype or axes that cannot be used, or if `removes` is no tuple of names.
+        Raise SettingsError for a dtype or axes that cannot be used, or if `removes` is a single text, or has a name
+        that is empty or no text.
         """
         return Outputs(
             fields=tuple(_field(key, spec, (per_second or {}).get(key)) for key, spec in (outputs or {}).items()),
@@ -128,7 +129,7 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
         processor_safe: Whether native packages that it uses give the same bytes on each processor of a job's level.
 
     Returns:
-        The decorator, which returns the function with its declaration attached.
+        The decorator, which raises that error, or returns the function with its declaration attached.
     """
     given = outputs or lengths or per_second or removes
 

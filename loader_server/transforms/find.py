@@ -106,8 +106,8 @@ def find_transforms(
 
     Files that settings name are looked for in `places`. Raise SettingsError for an unknown name, a table that belongs
     to no transform or is there twice, settings that do not fit, a transform that cannot be imported or made, or a file
-    or package that is missing. Raise DataError if a source of recordings that settings name cannot be used. OSError of
-    `_made` passes through.
+    or package that is missing. Raise DataError if a source of recordings that settings name cannot be used. Other
+    errors of `_made` pass through, such as an OSError.
     """
     # Before the tables, so that a misspelt name is reported instead of its table.
     targets = [_target(name, f"{where}, transforms") for name in names]
@@ -118,7 +118,7 @@ def find_transforms(
 
 
 def named_files(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> list[str]:
-    """Return the names of the files in these transforms' settings, as written there.
+    """Return the names of the files in these transforms' settings, as written there; side sources do not count.
 
     Raise SettingsError for an unknown name, a table that belongs to no transform or is there twice, settings that do
     not fit, or a module or library that cannot be imported.
@@ -180,7 +180,7 @@ def _short(name: str) -> str:
 
 
 def _tables_by_transform(names: tuple[str, ...], tables: Mapping[str, Table], where: str) -> dict[str, Table]:
-    """Return each transform's table of settings.
+    """Return each transform's table of settings; a transform without a table is left out.
 
     Raise SettingsError for a second one, for one that is no table, and for one that belongs to no transform or to
     several.
@@ -233,7 +233,8 @@ def _made(name: str, target: Callable[..., Any], table: Table | None, where: str
     """Make one transform ready: read its settings, hash the files they name, construct it, and identify its code.
 
     Raise SettingsError if its settings do not fit, a file or package is missing, or it cannot be constructed; DataError
-    if a source of recordings that settings name cannot be used. OSError of `own_code` passes through.
+    if a source of recordings that settings name cannot be used. Errors of ours from its construction, of `own_code` and
+    of such a source pass through, such as an OSError.
     """
     declaration, place = declaration_of(target), f"{where}, {name}"
     packages = _versions(declaration.packages, name, place)

@@ -52,7 +52,7 @@ class RecordingGenerator(np.random.Generator):
 
 
 def _recorded(name: str, method: Callable[..., Any], drawn: list[Drawn]) -> Callable[..., Any]:
-    """Return the method with each call's result noted in `drawn`.
+    """Return the method with each call's result noted in `drawn`, or its first argument if it returns None.
 
     What the method raises passes, and that call is not noted.
     """

@@ -79,21 +79,21 @@ class Normalise(OfColumns):
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
         """Replace the features by normalised ones; empty features stay as they are.
 
-        Raise ValueError if they do not have the bands of the statistics.
+        Raise ValueError if their bands do not fit those of the statistics; a single band fits any number.
         """
         sample[self._key] = self._normalised(sample[self._key])
 
     def on_columns(self, columns: Columns) -> None:
         """Replace the features of all samples by normalised ones; raise TypeError unless they are a list.
 
-        Raise ValueError if they do not have the bands of the statistics.
+        Raise KeyError if there are none, or ValueError if their bands do not fit those of the statistics.
         """
         columns[self._key] = list(map(self._normalised, listed(columns, self._key)))
 
     def _normalised(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return normalised features, by the statistics or else by the sample's own moments; empty ones as they are.
 
-        Raise ValueError if they do not have the bands of the statistics.
+        Raise ValueError if their bands do not fit those of the statistics; a single band fits any number.
         """
         if not len(features):
             return features

@@ -57,7 +57,7 @@ def column_of(field: Field, columns: Columns) -> Column:
 
 
 def _is_of(field: Field, column: Column | None) -> bool:
-    """Return whether a column has the field's dtype and shape."""
+    """Return whether a column has the field's dtype and shape; False without a column."""
     if isinstance(column, list):
         return field.padded and all(_is_value_of(field, value) for value in column)
     if isinstance(column, Ragged):
@@ -79,8 +79,8 @@ class ColumnsOfBatch:
         """Write a column's values into the rows of `out` under its key, one for each sample.
 
         A plain array is copied as it is. Of lists and Ragged each row gets a sample's values, zeros after them, and its
-        length under `<key>_length`; raise ValueError if there is no room for the longest, or a list has another number
-        of samples.
+        length under `<key>_length`. Raise ValueError if there is no room for the longest, a column has another number
+        of samples, or values have other inner axes; what was written before stays.
         """
         for key, column in self._columns.items():
             if isinstance(column, np.ndarray):

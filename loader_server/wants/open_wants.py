@@ -103,8 +103,8 @@ class OpenWants(Generic[S, B]):
     def put(self, session: S, build: B) -> None:
         """Accept a want; raise a KeyError if its ticket is stale, its slot is not free, or its trainer has too many.
 
-        A want of a session that yields is never urgent. The limit for all trainers, and whether this one reads, are not
-        checked here but by `judge`.
+        A slot that does not exist counts as not free. A want of a session that yields is never urgent. The limit for
+        all trainers, and whether this one reads, are not checked here but by `judge`.
         """
         ticket = build.want.ticket
         if not session.tickets.accept(ticket):
@@ -180,7 +180,8 @@ class OpenWants(Generic[S, B]):
     def forget(self, session: S) -> list[B]:
         """Forget a trainer that is gone: end and return its wants that are not begun, and cancel the others.
 
-        Its session closes once the last of its builds has ended. Empty if it has no want that is not begun.
+        Its session closes once the last of its builds has ended. Empty if it has no want that is not begun; raise a
+        KeyError if the session was forgotten already.
         """
         ended = self._queue_of(session).drop(session.incarnation)
         for build in ended:
@@ -225,7 +226,7 @@ class _TrainerWants(Generic[W]):
 
 
 def _any(_trainer: object, _want: object) -> bool:
-    """Allow every want."""
+    """Return True: every want may be built."""
     return True
 
 
@@ -293,7 +294,7 @@ class WantQueue(Generic[K, W]):
         return want
 
     def remove(self, trainer: K, want: W) -> bool:
-        """Take a want out; return False if it is no longer here."""
+        """Take a want out and return True; return False if it is no longer here."""
         wants = self._by_trainer.get(trainer)
         if wants is None or not wants.remove(want):
             return False

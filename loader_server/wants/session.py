@@ -31,7 +31,7 @@ MOST_SESSIONS = 4096
 
 
 class Session:
-    """One trainer's session, opened by its first `Hello`."""
+    """One trainer's session, opened by its first `Hello`; errors of `greet` pass, such as an ImportError."""
 
     def __init__(self, address: bytes, hello: Hello, take: Callable[[int], NDArray[np.uint8]]) -> None:
         self.incarnation = hello.incarnation
@@ -51,7 +51,7 @@ class Session:
         """Move the session to the connection of a new Hello, and take over the fields of the Hello.
 
         A session whose trainer was gone is so no longer. Slots that are not open yet are opened, and `yields` stays as
-        the first Hello set it.
+        the first Hello set it. Raise ImportError of `Sealer` without the library for sealing, if the Hello has a key.
         """
         #: Its present connection.
         self.address = address
@@ -69,7 +69,7 @@ class Session:
         """Take the sealing key of a Hello, and the identity to send sealed payloads to.
 
         Without a key of the right length nothing is sealed. Each Hello brings a new key, so payload numbers start
-        again.
+        again. ImportError of `Sealer` passes.
         """
         seal = hello.seal
         self.sealer = Sealer(seal.key) if seal is not None and len(seal.key) == KEY_BYTES else None
@@ -98,7 +98,8 @@ class Session:
         """Return the function that gives the memory for a want's batch: its slot, or a buffer to be sent.
 
         It is a buffer as well for a want of a slot while the slots are not shared. The function of a slot raises
-        ValueError if the slots are closed, or slot or size are outside of them.
+        ValueError if the slots are closed, or slot or size are outside of them; that of a buffer OSError if no memory
+        can be mapped.
         """
         shared = self.shared
         if want.in_slot and shared is not None:

@@ -69,7 +69,7 @@ class Sessions(Generic[S]):
     def welcome(self, address: bytes, hello: Hello) -> S:
         """Return the session of a trainer that greets on this connection: a new session, or its known one.
 
-        A known session moves here from its earlier connection.
+        A known session moves here from its earlier connection. Errors of `begin` and `greet` pass through.
         """
         session = self._by_trainer.get(hello.incarnation)
         if session is None:

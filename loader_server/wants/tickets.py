@@ -56,7 +56,7 @@ class Tickets:
         return Verdict.NEW
 
     def accept(self, ticket: Ticket) -> bool:
-        """Accept a ticket unless it is stale or its trainer asks for too much, and return whether it was accepted."""
+        """Accept a ticket if `judge` finds it NEW, so that it is open; return whether it was accepted."""
         if self.judge(ticket) is not Verdict.NEW:
             return False
         self._note(ticket)
@@ -91,5 +91,5 @@ class Tickets:
         return self._open.get(ticket.slot) == ticket
 
     def held(self) -> tuple[Ticket, ...]:
-        """Return all tickets that still have to be answered."""
+        """Return all tickets that still have to be answered, maybe none."""
         return tuple(self._open.values())

@@ -38,6 +38,7 @@ class LateStreams:
     """The streams that are not open yet.
 
     `open_stream` opens a stream for its builder; `wake` is called after each attempt. Both run in another thread.
+    Making it raises what `JobFile.is_there` raises.
     """
 
     def __init__(self, job: JobFile, open_stream: Callable[[str], Builder], wake: Callable[[], None]) -> None:
@@ -93,9 +94,9 @@ class LateStreams:
         self._wake()
 
     def take_opened(self) -> list[Builder]:
-        """Return the builders of the streams that were opened since the last call; the others are tried again.
+        """Return the builders of the streams that were opened since the last call; empty if none was.
 
-        Empty if none was.
+        Streams whose opening failed are tried again.
         """
         builders = []
         while not self._tried.empty():
@@ -107,9 +108,10 @@ class LateStreams:
         return builders
 
     def take_pieces(self, pieces: Iterable[m.BundlePiece], now_s: float) -> list[m.BundleWanted]:
-        """Take in pieces from the coordinator; return the next request, if there is one.
+        """Take in pieces from the coordinator; return the next request, if there is one, or an empty list.
 
         Graphs that are complete are written to disk. Errors of pieces or of writing are logged, and fetching goes on.
+        MissingLibraryError of `is_there` passes through.
         """
         # Only the last request counts: those before are for pieces that came in the meantime.
         requests: list[m.BundleWanted] = []

@@ -70,15 +70,15 @@ class Membership:
         return self._silence.hear(now_s)
 
     def falls_silent(self) -> bool:
-        """Return whether the silence that has just cost patience is news: true once for each silence."""
+        """Return whether the silence that cost patience is news: once for each, never before the first message."""
         return self._silence.begins()
 
     def take_in(self, message: Message, now_s: float) -> None:
         """Handle a message that concerns our membership; ignore others.
 
-        `Registered` accepts us, with the heartbeat timeout. A refusal as unknown, or of our release, ends the
-        registration, and the next is due at once or after a second. `Culprits` has the list by which our own finds are
-        known to be listed.
+        `Registered` accepts us, with the heartbeat timeout, and a heartbeat is due at once. A refusal as unknown, or of
+        our release, ends the registration, and the next is due at once or after a second. `Culprits` has the list by
+        which our own finds are known to be listed.
         """
         match message:
             case m.Registered():

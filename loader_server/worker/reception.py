@@ -159,7 +159,7 @@ class Reception:
         self.wants.forget(session)
 
     def close(self, *, let_go: bool) -> None:
-        """Shut down; with `let_go`, release the trainers' slots, as no thread can write there any more."""
+        """End the counting thread; with `let_go`, release the trainers' slots, as no thread can write there now."""
         self._epochs.close()
         if let_go:
             self._sessions.close()
@@ -170,7 +170,7 @@ class Reception:
         """Handle one message; return whether it was useful, that is, brought a batch nearer.
 
         A sender of too many useless messages is not heard for a while: its message is dropped unread, which returns
-        False. What a user's source raises for a sample's name passes through.
+        False. What a user's source raises for a sample's name, and what making a session raises, passes through.
         """
         if not self._patience.hears(identity, now_s):
             self.unheard += 1
@@ -185,7 +185,8 @@ class Reception:
         """Decode, check and dispatch one message; return whether it was a want that was accepted.
 
         A message that cannot be decoded, or is not for a worker, is counted as garbage; one of another protocol
-        version, or not allowed to its sender, is answered with a refusal. What a source raises for a name passes.
+        version, or not allowed to its sender, is answered with a refusal. What a source raises for a name, and what
+        making a session raises, passes.
         """
         try:
             message = decode(frame)
@@ -263,7 +264,7 @@ class Reception:
     def _take_want(self, identity: bytes, session: Session | None, want: m.Want) -> bool:
         """Accept or refuse a want; return whether it was accepted.
 
-        A want whose ticket is stale is dropped without an answer. ValueError of `buffer` passes through.
+        A want whose ticket is stale is dropped without an answer; a refusal is sent, and counted.
         """
         ticket = want.ticket
         is_greeted = session is not None and not session.gone and want.trainer == session.incarnation
@@ -371,7 +372,7 @@ class Reception:
             self._send_batches(session, question, batches)
 
     def answer_questions(self) -> None:
-        """Send the counts of batches that were found since the last call, to trainers that are not gone."""
+        """Send the counts of batches that were found since the last call, to trainers whose sessions are still here."""
         for trainer, question, batches in self._epochs.take_answers():
             session = self._sessions.of(trainer)
             if session is not None:
@@ -403,8 +404,8 @@ class Reception:
     def answer(self, outcome: Outcome) -> None:
         """Answer a want with the outcome of its build: the batch, the error, or that it was cancelled.
 
-        Nothing is sent if its trainer is gone. Raise a ValueError if the answer cannot be encoded. StokerError of
-        `_report` passes through.
+        A batch that was cancelled meanwhile is not sent. Nothing is sent if the session with this build is over. Raise
+        a ValueError if the answer cannot be encoded.
         """
         build = outcome.build
         # The ticket is closed only here, when the building thread has ended with it: after the answer the trainer may
@@ -436,7 +437,10 @@ class Reception:
             self._sender.push(outcome, header, session, self._parts.log)
 
     def _report(self, build: Build, session: Session, error: BaseException) -> m.Unbuilt:
-        """Return the answer to a want whose building raised this error, and log what people have to look at."""
+        """Return the answer to a want whose building raised this error, and log what people have to look at.
+
+        Without memory, descriptors or nursery this worker may be set to end.
+        """
         self.counts.refused += 1
         match error:
             case _ if isinstance(error.__cause__, NurseryEndedError):

@@ -51,7 +51,7 @@ class Registration:
     """One DEALER to the coordinator; `socket` is replaced when it reconnects.
 
     Making it raises SettingsError if `coordinator` is neither an endpoint nor a file, or others may write the file and
-    no keys are used.
+    no keys are used, and zmq.ZMQError if the socket cannot be made.
     """
 
     def __init__(
@@ -110,7 +110,8 @@ class Registration:
 
         Raises LostError if no coordinator has answered for a minute after the start, the error with which the
         coordinator refuses this worker for good, or SettingsError if the coordinator's endpoint file is unsafe and no
-        address is known yet. A message that cannot be encoded raises a ValueError.
+        address is known yet. A message that cannot be encoded raises a ValueError. Errors of `_find_endpoint`, `load`
+        and `parts` pass through, such as an OSError.
         """
         culprits: list[m.Culprits] = []
         for frames in read_waiting(self.socket) if spoken_to else ():
@@ -177,7 +178,7 @@ class Registration:
         """Work out this worker's address anew, and register again if it has changed.
 
         Without a route keep the former address, because the route may come back. Do nothing before the coordinator's
-        address is known.
+        address is known. Raise OSError if no descriptor is left to look with, UnicodeError for an impossible name.
         """
         if not self._connected:
             return
@@ -225,7 +226,7 @@ class Registration:
     def _hear_refusal(self, refusal: m.Refused, now_s: float) -> None:
         """Ask which parts of the fingerprint differ; note the refusal for good when another one comes as the answer.
 
-        A repeated Register brings the same refusal twice, which changes nothing.
+        A repeated Register brings the same refusal twice, which changes nothing. Errors of `parts` pass through.
         """
         if self._unexplained is None:
             self._unexplained = refusal

@@ -69,8 +69,8 @@ class RestartWatch:
     def take(self, now_s: float) -> bool:
         """Return whether the last check found that a new worker would have another fingerprint.
 
-        False if there is no check to take, while it is under way, and if it failed or was given up, which is counted
-        and logged.
+        False if there is no check to take, while it is under way, and if it failed or was given up, which is counted,
+        and logged unless the last line had the same reason.
         """
         look = self._under_way
         if look is None or (look.is_under_way and now_s - look.began_s < _LONGEST_LOOK_S):
@@ -135,7 +135,7 @@ class _DiskLook:
 
 
 def builder_on_disk(job_path: Path) -> str:
-    """Return the builder fingerprint of a worker that opens the job now.
+    """Return the builder fingerprint of a worker that opens the job now; streams that are not there yet are left out.
 
     Raises what opening the job file or a stream raises: a StokerError, an OSError, or an error of a user's module.
     """

@@ -115,14 +115,14 @@ class Sender:
         return self._answers.reads(identity)
 
     def watch(self, doors: Doors) -> None:
-        """Have the doors count connections to all of these sockets; raise AssertionError if one listens nowhere."""
+        """Have the doors count connections to all of these sockets; raise what `Doors.watch` does, such as OSError."""
         for name, socket in zip(("messages", "sealed"), self.sockets, strict=False):
             doors.watch(name, socket)
 
     def drop_strays(self, ready: set[object], note_useless: Callable[[zmq.Frame], None] = lambda _: None) -> int:
         """Read and drop messages to the ROUTER for sealed payloads, where nobody may send any; return how many.
 
-        The sender of each is passed to `note_useless`.
+        It is read only if it is `ready`. The sender of each is passed to `note_useless`.
         """
         count = 0
         for socket in self.sockets[1:]:
@@ -196,7 +196,7 @@ class Sender:
     # --- batches ---
 
     def push(self, outcome: Outcome, header: Pushed, session: Session, log: Log) -> None:
-        """Send a batch by TCP: sealed if the trainer has a key for it, otherwise on the connection for all messages.
+        """Send a batch by TCP: sealed if the trainer has its key and is connected for it, else where all messages go.
 
         A small batch that is not sealed goes with the next `flush`. If the trainer is gone, the batch is dropped, which
         goes to `log`. Raise a ValueError if the header cannot be encoded.
@@ -279,7 +279,7 @@ class Sender:
         return bool(self._unread) or self._answers.is_behind()
 
     def unsent_bytes(self) -> int:
-        """Return how many bytes of built batches are still being sent."""
+        """Return how many bytes of built batches are still being sent; small ones that go with answers do not count."""
         return sum(batch.nbytes for batch in self._unread)
 
     def close(self) -> None:

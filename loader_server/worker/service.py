@@ -97,7 +97,7 @@ class WorkerSettings:
 class Worker:
     """A worker's main loop; to be made in the process's main thread. `run` returns when it has drained.
 
-    Making it raises a StokerError or an OSError if job, data, endpoint or coordinator cannot be used.
+    Making it raises StokerError, OSError, ZMQError or a user's error if job, data, endpoint or coordinator is unusable.
     """
 
     def __init__(self, settings: WorkerSettings, nursery: Asker) -> None:
@@ -230,7 +230,7 @@ class Worker:
         Raises the coordinator's refusal if it ended so that a successor can take over, or if that is for good;
         LostError if no coordinator has answered for a minute after the start; SettingsError if the coordinator's
         endpoint file is unsafe and no address is known yet; MachineError if at the end a child that it killed does not
-        go away.
+        go away. Other errors of a turn pass through, such as an OSError of `Registration.turn`.
         """
         poller = zmq.Poller()
         for socket in (*self._sender.sockets, *self.doors.monitors()):
@@ -341,7 +341,7 @@ class Worker:
     def _take_in(self, ready: set[object], now_s: float) -> None:
         """Handle what trainers sent, and tell the brakes whether messages are left over.
 
-        Useless messages and strays count against their senders, strays as garbage too.
+        Useless messages and strays count against their senders, strays as garbage too. Errors of `receive` pass.
         """
         count, unheard = 0, self._reception.unheard
         for identity, *frames in read_waiting(self._sender.router) if self._sender.router in ready else ():
@@ -486,9 +486,9 @@ def builder_of(
 ) -> Builder:
     """Return the builder that suits the stream's source.
 
-    That is a WholeBuilder for a source of whole batches, else a SharingBuilder if there is a shelf, else a plain
-    Builder. A source of whole batches produces them in sequence, so a batch that another worker has built would save it
-    nothing.
+    That is a WholeBuilder for a source of whole batches, which are made in sequence and so gain nothing from a batch of
+    another worker, else a SharingBuilder if there is a shelf, else a plain Builder. Errors of making it pass through,
+    such as those of the user's code.
     """
     if isinstance(stream.source, WholeSource):
         return WholeBuilder(stream, quarantine, deadline, stream.source)

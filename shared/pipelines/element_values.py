@@ -83,14 +83,18 @@ def _fields(value: ElementValue) -> tuple[Field, ...]:
 def values_of_element(fields: Iterable[Field]) -> tuple[ElementValue, ...]:
     """Return the values that these fields carry; all axes before one that varies count as varying too.
 
-    Without such fields there are none.
+    Without such fields there are none. Raise KeyError if a padded one lacks the field of its shape, ValueError if that
+    has not one axis.
     """
     known = {field.key: field for field in fields}
     return tuple(_value(field, known) for field in known.values() if field.key.endswith(_VALUES))
 
 
 def _value(field: Field, known: Mapping[str, Field]) -> ElementValue:
-    """Return the value that a field of values carries; its rank comes from the field of its shape."""
+    """Return the value that a field of values carries; its rank comes from the field of its shape.
+
+    Raise KeyError if a padded one lacks that field, ValueError if it has not one axis.
+    """
     key = field.key.removesuffix(_VALUES)
     shape = field.shape
     # Several axes may have become one, and only the length of the shape's field tells how many.
@@ -105,7 +109,8 @@ def flat_values(
 ) -> dict[str, NDArray[np.generic]]:
     """Return the element as its fields carry it.
 
-    A value with an axis that varies is flattened, with its shape beside it; others are as they are.
+    A value with an axis that varies is flattened, with its shape beside it; others are as they are. Raise KeyError if
+    the element lacks a value, ValueError if fixed axes after varying ones have other sizes.
     """
     flat: dict[str, NDArray[np.generic]] = {}
     for value in values:
@@ -154,7 +159,10 @@ class SentGraph:
 
     @staticmethod
     def decode(content: bytes, where: str) -> SentGraph:
-        """Return what `encode` wrote; raise DataError for other bytes (TypeError if the graph is text)."""
+        """Return what `encode` wrote; raise DataError for other bytes.
+
+        A graph in them that is no bytes object is converted by `bytes`, or raises TypeError or ValueError.
+        """
         try:
             described, graph = msgpack.unpackb(content)
             values = tuple(_described(*facts) for facts in described)

@@ -200,9 +200,9 @@ class Job:
 def parse_job(toml: str, where: str) -> Job:
     """Parse a job file; raise SettingsError if it is not valid.
 
-    That is wrong syntax, an unknown table, an unknown, missing or bad setting of the job, no stream, a stream that is
-    no table or whose name is no label, or a wrong `like`. The tables of streams stay raw: source, planner and
-    transforms read their parts later.
+    That is wrong syntax, a value that no setting takes, an unknown table, an unknown, missing or bad setting of the
+    job, no stream, a stream that is no table or whose name is no label, or a wrong `like`. The tables of streams stay
+    raw: source, planner and transforms read their parts later.
     """
     document = _document(toml, where)
     for key in document:
@@ -325,7 +325,7 @@ def _inherited(model: Table, own: Table) -> Table:
 
 
 def _transform_tables(stream: Table) -> set[str]:
-    """Return the names that tables of a stream's transforms may have: each whole name, and its part after a colon."""
+    """Return the names that tables of a stream's transforms may have: whole names, and parts after a colon; or none."""
     names = stream.get("transforms", ())
     known = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return {part for name in known for part in (name, name.rpartition(":")[2])}

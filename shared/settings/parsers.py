@@ -64,7 +64,8 @@ _SHOWN_KEY = 60
 def refuse_beyond_bounds(document: object) -> None:
     """Raise BadValue if a document holds a value that no setting takes and no message could show.
 
-    Such values are integers of more than 64 bits, strings or keys with a NUL, and nesting of 16 levels or more.
+    Such values are integers of more than 64 bits, strings or keys with a NUL, and nesting of 16 levels or more, the
+    document itself being the first.
     """
     # Level by level instead of recursively: a file of nothing but brackets must not exhaust the stack.
     level = [("", document)]
@@ -254,7 +255,7 @@ def numbers(minimum: float, maximum: float = float("inf")) -> Parser:
 
 
 def choice(*names: str) -> Parser:
-    """Return a parser for one of several names; it raises BadValue for anything else, with the nearest name."""
+    """Return a parser for one of several names; it raises BadValue for anything else, with the nearest name if any."""
 
     def parse(value: object) -> str:
         if value not in names:

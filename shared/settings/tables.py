@@ -38,7 +38,10 @@ def placing(where: str) -> Iterator[None]:
 
 
 def read_table(kind: type[_T], table: Table, where: str) -> _T:
-    """Return a dataclass of settings read from a table; raise SettingsError for unknown, missing or bad settings."""
+    """Return a dataclass of settings read from a table; raise SettingsError for unknown, missing or bad settings.
+
+    Other errors of a user's parser pass through.
+    """
     return read_tables((kind,), table, where)[0]  # type: ignore[no-any-return] # of this kind
 
 
@@ -47,7 +50,8 @@ def read_tables(
 ) -> tuple[Any, ...]:
     """Return several dataclasses of settings that share one flat table.
 
-    `also_known` are keys that others read. Raise SettingsError for unknown, missing and invalid settings.
+    `also_known` are keys that others read. Raise SettingsError for unknown, missing and invalid settings; other errors
+    of a user's parser pass through.
     """
     known = {field.name for kind in kinds for field in dataclasses.fields(kind)}.union(also_known)
     for key in table:
@@ -62,7 +66,10 @@ def read_tables(
 
 
 def _read(kind: type[_T], table: Table, where: str) -> _T:
-    """Return one dataclass read from its part of a table; raise SettingsError for a missing or invalid setting."""
+    """Return one dataclass read from its part of a table; raise SettingsError for a missing or invalid setting.
+
+    Other errors of a user's parser pass through.
+    """
     values = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name in table:
@@ -80,7 +87,7 @@ def _read(kind: type[_T], table: Table, where: str) -> _T:
 def _parsed(field: dataclasses.Field[Any], value: object, where: str) -> object:
     """Return a setting as its parser has it; raise SettingsError with the setting's place if it refuses the value.
 
-    A SettingsError that the parser raises gets the place of the table prefixed.
+    A SettingsError that the parser raises gets the place of the table prefixed; its other errors pass through.
     """
     try:
         with placing(where):  # for a parser that knows the remedy, and only the place within the setting

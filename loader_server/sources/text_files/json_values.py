@@ -135,7 +135,7 @@ def has_length(kind: str) -> bool:
 
 
 def fields_of(kinds: Mapping[str, str]) -> tuple[Field, ...]:
-    """Return the fields of all keys that are not text."""
+    """Return the fields of all keys that are not text: lists padded, numbers without axes; () if there are none."""
     return tuple(
         Field(key=key, dtype=kind.removesuffix(_LIST), shape=(None,) if kind.endswith(_LIST) else ())
         for key, kind in kinds.items()
@@ -144,9 +144,9 @@ def fields_of(kinds: Mapping[str, str]) -> tuple[Field, ...]:
 
 
 def values_of_kinds(row: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, _Value]:
-    """Return the values of a sample by key; raise UnusableValueError if one is missing, null or of another kind.
+    """Return a sample's values of these keys; raise UnusableValueError if one is missing, null or of another kind.
 
-    Raise it too if a number does not fit its dtype, or a text has half a surrogate pair.
+    Raise it too if a number does not fit its dtype, or a text has half a surrogate pair. Other keys are left out.
     """
     return {key: _value(key, row, kind) for key, kind in kinds.items()}
 

@@ -112,7 +112,7 @@ class JsonLinesSource(LineSource):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of numbers and lists; texts become numbers in a transform.
+        """Return the fields of numbers and lists, () without any; texts become numbers in a transform.
 
         Before there is an index, errors of reading the first rows pass through if they are needed, such as a DataError
         if there is no file.
@@ -121,7 +121,7 @@ class JsonLinesSource(LineSource):
 
     @property
     def text_keys(self) -> Sequence[str]:  # type: ignore[override]
-        """Return the keys of kind `text`.
+        """Return the keys of kind `text`, maybe none.
 
         Before there is an index, errors of reading the first rows pass through if they are needed, such as a DataError
         if there is no file.
@@ -130,7 +130,7 @@ class JsonLinesSource(LineSource):
 
     @property
     def _measured_keys(self) -> tuple[str, ...]:
-        """Return the keys whose values have a length: of texts and lists.
+        """Return the keys whose values have a length, those of texts and lists, maybe none.
 
         Before there is an index, errors of reading the first rows pass through if they are needed, such as a DataError
         if there is no file.
@@ -143,8 +143,8 @@ class JsonLinesSource(LineSource):
         """Count the lines, and find the keys; raise a DataError if the first rows have none that can be used.
 
         Raise it too if there is no file, or one is named twice, is absent or is no text; raise a ReadError if a store
-        cannot be asked or a file not be fetched, a SettingsError if the store's library is missing, and an OSError if
-        the disk fails. MachineError of `_first_fault` passes through.
+        cannot be asked or a file not be fetched, a SettingsError if the store's library is missing or braces stand for
+        too many names, and an OSError if the disk fails. Other errors of reading the first rows pass through.
         """
         inventory = super().survey()
         if not self._kinds:
@@ -173,7 +173,8 @@ class JsonLinesSource(LineSource):
         """Parse and measure the objects of a piece; lines that cannot be used become bad rows.
 
         Raise a ReadError if the file ends before the piece does or cannot be fetched, and an OSError if the disk fails.
-        If the settings name no keys, errors of reading the first rows pass through.
+        Other errors of `_lines_between` pass through and, if the settings name no keys, those of reading the first
+        rows.
         """
         lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
         good: dict[int, list[int]] = {}
@@ -203,7 +204,7 @@ class JsonLinesSource(LineSource):
         """Return the decoded size of samples with these columns, as the base class does; None if no key has a length.
 
         Columns of lengths are named by the key's number here, because a key may have any name, so they are renamed
-        first. DataError, SettingsError and MachineError of `_measured_keys` pass through.
+        first. Errors of `_measured_keys` pass through.
         """
         return super().decoded_bytes(
             {f"length_{key}": numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
@@ -213,17 +214,16 @@ class JsonLinesSource(LineSource):
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:
-        """Return the number of characters of each text and of items of each list, by key.
+        """Return the number of characters of each text and of items of each list, by key; empty without such keys.
 
-        DataError, SettingsError and MachineError of `_measured_keys` pass through.
+        The source must be open, so no rows are read.
         """
         return {key: self.indexed.numbers[f"length_{place}"] for place, key in enumerate(self._measured_keys)}
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the object's values by key; indexing has found the line usable.
 
-        Raise UnusableValueError for any other line. DataError, SettingsError and MachineError of `_values` pass
-        through.
+        Raise UnusableValueError for a line that cannot be used. Errors of `_values` pass through.
         """
         return self._values(raw)
 
@@ -232,6 +232,6 @@ class JsonLinesSource(LineSource):
 
         Nothing is checked again: indexing found each line usable, and its digest shows that it is unchanged. For other
         lines, raise a ValueError, KeyError, TypeError, OverflowError or RecursionError, or return other values than
-        `decode` would. DataError, SettingsError and MachineError of `_kinds` pass through.
+        `decode` would. Errors of `_kinds` pass through.
         """
         return columns_of_kinds(objects_of(raw), self._kinds)

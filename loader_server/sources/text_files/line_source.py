@@ -71,8 +71,8 @@ class TextSource(Source):
     def _count(self, path: str) -> int:
         """Return the number of lines of a file; raise a DataError if it is no text or cannot be opened.
 
-        Raise a ReadError if a remote file cannot be fetched, and an OSError if the disk fails. SettingsError of
-        `refuse_no_text` passes through.
+        Raise a ReadError if a remote file cannot be fetched, and an OSError if the disk fails. Other errors of
+        `refuse_no_text`, and of reading a remote file, pass through, such as a SettingsError.
         """
         self.files.refuse_no_text(path)
         with self.files.open(path) as file:
@@ -81,8 +81,8 @@ class TextSource(Source):
     def _lines_between(self, path: str, start: int, stop: int) -> WholeLines:
         """Read these bytes of a file, which are whole lines, and split them; raise a ReadError if it ends before.
 
-        Raise it too if a remote file cannot be fetched, and an OSError if a local one cannot be read. SettingsError and
-        MachineError of `read` pass through.
+        Raise it too if a remote file cannot be fetched, a DataError if one is gone when it is first looked at, and an
+        OSError if a local one cannot be read. SettingsError and MachineError of `read` pass through.
         """
         return taken_apart(self.files.read(path, start, stop - start), begins_file=not start)
 
@@ -105,7 +105,8 @@ class TextSource(Source):
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
         """Return the texts under this key, read again block by block; None for another key or for remote files.
 
-        While they are read, raise a ReadError if they have changed or the disk fails.
+        While they are read, raise a ReadError if they have changed or the disk fails; errors of `decode_all` pass
+        through.
         """
         return texts_read(self, key) if key in self.text_keys and not self.files.are_remote else None
 
@@ -129,8 +130,8 @@ class LineSource(TextSource):
     def stamp(self) -> str:
         """Return a text that changes with any of the files.
 
-        Raise a DataError if `paths` gives no file or a file twice, a ReadError if a store cannot be asked, and a
-        SettingsError if its library is missing or braces stand for too many names.
+        Raise a DataError if `paths` gives no file, a file twice or an unusable URL, a ReadError if a store cannot be
+        asked, and a SettingsError if its library is missing or braces stand for too many names.
         """
         return self.files.stamp(self._found_paths())
 
@@ -138,8 +139,8 @@ class LineSource(TextSource):
         """Count the lines of all files; raise a DataError for a file that is no text.
 
         Raise it too if there is no file, or one is named twice or absent; raise a ReadError if a store cannot be asked
-        or a file not be fetched, a SettingsError if the store's library is missing, and an OSError if the disk fails.
-        The pieces read the files again.
+        or a file not be fetched, a SettingsError if the store's library is missing or braces stand for too many names,
+        and an OSError if the disk fails. The pieces read the files again. Other errors of `_count` pass through.
         """
         paths = self._found_paths()
         origin = self.files.origin(paths)
@@ -150,7 +151,7 @@ class LineSource(TextSource):
         """Yield pieces of at most `rows` whole lines, file after file; raise a DataError if a file cannot be opened.
 
         An empty file has no piece. Raise a ReadError if a remote file cannot be fetched, and an OSError if the disk
-        fails. SettingsError of `open` passes through.
+        fails. Other errors of opening and reading a remote file pass through, such as a SettingsError.
         """
         row = 0
         for number, path in enumerate(paths):
@@ -192,7 +193,7 @@ class LineSource(TextSource):
         """Yield the bytes of each line; raise a ReadError if they are not the indexed ones or cannot be fetched.
 
         Raise an IndexError if a sample's number is out of range, and an OSError if the disk fails or a file is gone.
-        SettingsError and MachineError of `read_all` pass through.
+        Other errors of `read_all` pass through, such as a SettingsError or a MachineError.
         """
         known = self.all_checked(samples)
         files, offsets, sizes, digests = (
@@ -210,11 +211,14 @@ class LineSource(TextSource):
         return f"{self._paths[self._columns['file'][self.checked(sample)]]}:{self._columns['line'][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the file, and the line's number in it, from 1."""
+        """Return the file, and the line's number in it, from 1; `sample` must be in range, which is not checked."""
         return self._where(self._paths[self._columns["file"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
-        """Return the file, and size and digest of the line: other lines do not matter; equal lines share it."""
+        """Return the file, and size and digest of the line: other lines do not matter; equal lines of a file share it.
+
+        The number must be in range, which is not checked.
+        """
         columns = self._columns
         path, nbytes = self._paths[columns["file"][sample]], columns["bytes"][sample]
         return f"{path}, a line of {nbytes} bytes, {digest_of_number(int(columns['digest'][sample]))}"
@@ -241,7 +245,7 @@ class LinesSource(LineSource):
         """Measure the lines of a piece; empty lines and those that are not UTF-8 become bad rows.
 
         Raise a ReadError if the file ends before the piece does or cannot be fetched, and an OSError if the disk fails.
-        SettingsError and MachineError of `_lines_between` pass through.
+        Other errors of `_lines_between` pass through.
         """
         lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
         good = np.flatnonzero(lines.characters > 0)

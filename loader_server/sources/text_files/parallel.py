@@ -85,7 +85,7 @@ class ParallelSource(TextSource):
         """Count the lines; raise a DataError if the files do not have equally many, or one is absent or no text.
 
         Raise a ReadError if a store cannot be asked or a file not be fetched, a SettingsError if the store's library is
-        missing, and an OSError if the disk fails.
+        missing, and an OSError if the disk fails. Other errors of `_count` pass through.
         """
         origin = self.files.origin(self._names)
         counts = dict(zip(self._places, map(self._count, self._names), strict=True))
@@ -100,11 +100,11 @@ class ParallelSource(TextSource):
         return Inventory(total=next(iter(counts.values())), pieces=self._pieces, origin=origin)
 
     def _pieces(self, rows: int) -> Iterator[ParallelPiece]:
-        """Yield pieces of the same whole lines of all files; raise a ReadError if a file has lost lines meanwhile.
+        """Yield pieces of the same whole lines of all files; raise a ReadError if one has fewer lines than the first.
 
         The first file decides how many lines a piece has; the others are cut after as many lines, wherever their bytes
-        end. Raise a DataError if a file cannot be opened, a ReadError if it cannot be fetched, and an OSError if the
-        disk fails. SettingsError of `open` passes through.
+        end, and further lines are left out. Raise a DataError if a file cannot be opened, a ReadError if it cannot be
+        fetched, and an OSError if the disk fails. Other errors of opening and reading a remote file pass through.
         """
         with contextlib.ExitStack() as opened:
             first, *others = [opened.enter_context(self.files.open(name)) for name in self._names]
@@ -121,8 +121,9 @@ class ParallelSource(TextSource):
     def probe(self, piece: ParallelPiece) -> Found:
         """Measure the lines of all files; a row with an empty or undecodable line becomes a bad row.
 
-        Raise a ReadError if a file ends before the piece does or cannot be fetched, and an OSError if the disk fails.
-        SettingsError and MachineError of `_lines_between` pass through.
+        Raise a ReadError if a file ends before the piece does or cannot be fetched, an OSError if the disk fails, and a
+        ValueError if files were rewritten, so that the piece has more lines in one than in another. Other errors of
+        `_lines_between` pass through.
         """
         files = [self._lines_between(name, *span) for name, span in zip(self._names, piece.spans, strict=True)]
         usable = np.array([lines.characters > 0 for lines in files])
@@ -156,7 +157,8 @@ class ParallelSource(TextSource):
         """Yield each sample's lines, joined by newlines; raise a ReadError if they are not the indexed ones.
 
         Raise it too if they cannot be fetched, an IndexError if a sample's number is out of range, and an OSError if
-        the disk fails or a file is gone. SettingsError and MachineError of `read_all` pass through.
+        the disk fails or a file is gone. Other errors of `read_all` pass through, such as a SettingsError or a
+        MachineError.
         """
         known = self.all_checked(samples)
         columns = self._columns
@@ -211,9 +213,15 @@ class ParallelSource(TextSource):
         return f"{', '.join(self._names)}:{self._columns['line'][self.checked(sample)]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the first file, and the line's number in each file, from 1."""
+        """Return the first file, and the line's number in each file, from 1.
+
+        The sample's number must be in range, which is not checked.
+        """
         return self._places[0], int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
-        """Return the files and the digest of the lines, which stay when other rows come or go; equal rows share it."""
+        """Return the files and the digest of the lines, which stay when other rows come or go; equal rows share it.
+
+        The sample's number must be in range, which is not checked.
+        """
         return f"{', '.join(self._names)}, lines of digest {digest_of_number(int(self._columns['digest'][sample]))}"

@@ -140,7 +140,7 @@ def taken_apart(data: bytes, *, begins_file: bool) -> WholeLines:
 
 
 def _starts_and_sizes(data: bytes, *, begins_file: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each line begins and its size, without newlines, a carriage return before each, and byte order mark.
+    """Return where each line begins and its size, without newline, a carriage return at its end, and byte order mark.
 
     A byte order mark counts as such only at the beginning of a file. Both are empty without data.
     """
@@ -196,7 +196,7 @@ def digests_of(lines: WholeLines, numbers: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def unusable_line(where: str, line: int, content: bytes) -> BadRow:
-    """Return the bad row for a line that is not UTF-8, or else empty."""
+    """Return the bad row for a line: not_utf8 if it is not UTF-8, otherwise empty_line, unchecked; `line` is from 1."""
     try:
         content.decode()
     except UnicodeDecodeError as error:

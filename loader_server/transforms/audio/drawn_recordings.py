@@ -58,8 +58,8 @@ class DrawnRecordings:
         """Draw a recording, at this rate. The array is shared with later calls: do not change it.
 
         Raise SettingsError or DataError if the source cannot be used or has no recordings; SampleError if the sample
-        drawn has no audio or cannot be decoded; ReadError if it cannot be read. Other errors of opening and decoding
-        pass.
+        drawn has no audio, has one that is not float32 or cannot be decoded; ReadError if it cannot be read. Other
+        errors of opening and decoding pass.
         """
         number = int(rng.integers(self._source.samples))
         # Taken out and put back at the end, so that the first entry is always the least recently used.
@@ -76,8 +76,8 @@ class DrawnRecordings:
     def _decoded(self, number: int, rate: int) -> NDArray[np.float32]:
         """Read, decode and resample one recording.
 
-        Raise SampleError if it has no audio or cannot be decoded; ReadError if it cannot be read. Other errors of
-        decoding pass.
+        Raise SampleError if it has no audio, has one that is not float32 or cannot be decoded; ReadError if it cannot
+        be read. Other errors of decoding and resampling pass.
         """
         (raw,) = read_patiently(self._source.read, [number], bool)
         sample = self._source.decode(number, raw)

@@ -89,7 +89,10 @@ class MelBands:
         return self.rate / self._hop
 
     def length(self, lengths: Lengths) -> NDArray[np.int64]:
-        """Return how many frames recordings of these lengths and rates make; 0 for empty ones."""
+        """Return how many frames recordings of these lengths and rates make; 0 for empty ones.
+
+        Raise KeyError if there is no length of the audio, or no rate.
+        """
         samples = resampled_length(lengths["audio"], lengths["audio_rate"], self.rate)
         spare = np.maximum(samples + 2 * self._margin - self._window, 0)
         return np.where(samples > 0, 1 + spare // self._hop, 0)
@@ -220,7 +223,8 @@ class MelTransform(ResamplingTransform):
     def on_columns(self, columns: Columns) -> None:
         """Replace the audio of all samples by its features.
 
-        Raise SampleError unless it is float32, or TypeError unless audio and rates are lists.
+        Raise SampleError unless it is float32, TypeError unless audio and rates are lists, or KeyError if one is
+        missing.
         """
         # Together, so that short recordings share Fourier transforms: 171 instead of 215 µs a recording.
         recordings = list(zip(listed(columns, "audio"), listed(columns, "audio_rate"), strict=True))

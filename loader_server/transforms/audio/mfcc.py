@@ -58,7 +58,7 @@ class Mfcc(MelTransform):
 
 
 def _cosines(bands: int, coefficients: int, lifter: int) -> NDArray[np.float32]:
-    """Return the orthonormal discrete cosine transform (DCT-II), `[bands, coefficients]`, with liftering."""
+    """Return the orthonormal cosine transform (DCT-II), `[bands, coefficients]`, liftered unless `lifter` is 0."""
     order = np.arange(coefficients)
     cosines = np.cos(np.pi / bands * np.outer(np.arange(bands) + 0.5, order)) * np.sqrt(2 / bands)
     cosines[:, 0] = np.sqrt(1 / bands)

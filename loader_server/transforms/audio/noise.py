@@ -49,7 +49,7 @@ class RecordedNoise:
         """Mix noise into the audio, or leave it as it is, as drawn.
 
         Raise SettingsError or DataError if the source of noises cannot be used, SampleError if the noise has no audio
-        or cannot be decoded, and ReadError if it cannot be read. ValueError of `part_of` passes through.
+        in float32 or cannot be decoded, and ReadError if it cannot be read. Other errors of `draw` pass through.
         """
         if rng.random() >= self._share:
             return
@@ -73,7 +73,10 @@ def part_of(noise: NDArray[np.float32], length: int, rng: np.random.Generator) -
 
 
 def mixed(audio: NDArray[np.float32], noise: NDArray[np.float32], snr_db: float) -> NDArray[np.float32]:
-    """Return the audio mixed with the noise at this signal-to-noise ratio; unchanged if either is silent."""
+    """Return the audio mixed with the noise at this signal-to-noise ratio; unchanged if either is silent.
+
+    The noise has to be as long as the audio.
+    """
     loud, loud_noise = (float(np.dot(sound, sound)) for sound in (audio, noise))
     if not loud or not loud_noise:
         return audio

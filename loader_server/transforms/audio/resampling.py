@@ -29,7 +29,8 @@ def resampled_length(samples: NDArray[np.int64], rate: NDArray[np.int64], new_ra
 def resampled(audio: NDArray[np.float32], rate: int, new_rate: int) -> NDArray[np.float32]:
     """Return the audio at another rate, cut or padded by about a sample to the length that `resampled_length` gives.
 
-    Return it as it is if the rates are equal or it is empty. Raise SampleError unless it is float32.
+    Return it as it is if the rates, which must be above 0, are equal, or it is empty. Raise SampleError unless it is
+    float32.
     """
     if audio.dtype != np.float32:
         # Whole numbers would be taken for audio 32 768 times as loud.

@@ -45,7 +45,7 @@ class Reverberation:
         """Convolve the audio with a response, or leave it as it is, as drawn.
 
         Raise SettingsError or DataError if the source of responses cannot be used, SampleError if the response has no
-        audio or cannot be decoded, and ReadError if it cannot be read.
+        audio in float32 or cannot be decoded, and ReadError if it cannot be read. Other errors of `draw` pass through.
         """
         if rng.random() < self._share:
             sample["audio"] = reverberated(sample["audio"], self._responses.draw(rng, sample["audio_rate"]))

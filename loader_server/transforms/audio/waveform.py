@@ -56,7 +56,7 @@ class Waveform(ResamplingTransform):
         )
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:
-        """Resample the audio to `rate`, and convert it to int16 if `dtype` is so.
+        """Resample the audio to `rate`, convert it to int16 if `dtype` is so, and set the sample's rate.
 
         Raise SampleError unless it is float32.
         """
@@ -68,9 +68,10 @@ class Waveform(ResamplingTransform):
         return 0, 0
 
     def on_columns(self, columns: Columns) -> None:
-        """Resample the audio of all samples, and convert it to int16 if `dtype` is so.
+        """Resample the audio of all samples, convert it to int16 if `dtype` is so, and set their rates.
 
-        Raise SampleError unless the audio is float32, or TypeError unless audio and rates are lists.
+        Raise SampleError unless the audio is float32, TypeError unless audio and rates are lists, or KeyError if one is
+        missing.
         """
         made = list(map(self._made, listed(columns, "audio"), listed(columns, "audio_rate")))
         columns |= {"audio": made, "audio_rate": [self.rate] * len(made)}

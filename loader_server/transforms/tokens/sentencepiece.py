@@ -68,7 +68,7 @@ class _SentencePieceModel:
         self._encode = partial(model.encode, out_type=int, add_bos=add_bos, add_eos=add_eos)
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of one text.
+        """Return the ids of one text, with begin and end tokens as the settings ask.
 
         What the library raises for a text passes.
         """
@@ -76,7 +76,7 @@ class _SentencePieceModel:
         return encoded
 
     def ids_of_all(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of each of several texts.
+        """Return the ids of each of several texts, with begin and end tokens as the settings ask.
 
         What the library raises for a text passes.
         """
@@ -88,7 +88,7 @@ class _SentencePieceModel:
 
 
 def _loaded(path: str) -> Any:
-    """Load a model; raise SettingsError if the file is missing or no model."""
+    """Load a model; raise SettingsError if the file is missing or no model, ImportError without the library."""
     from sentencepiece import SentencePieceProcessor  # an extra
 
     try:
@@ -103,7 +103,7 @@ def _loaded(path: str) -> Any:
 
 
 def _refuse_lacking(name: str, wanted: bool, token: int, path: str) -> None:  # noqa: FBT001 - a fact, not a switch
-    """Raise SettingsError if the settings want a token that the model lacks."""
+    """Raise SettingsError if a token is wanted that the model lacks, so that the id `token` is below 0."""
     if wanted and token < 0:
         raise SettingsError(
             expected=f"a model with a piece for {name}",

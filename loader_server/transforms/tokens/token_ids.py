@@ -96,7 +96,7 @@ def refuse_other_keys(setting: str, keys: Iterable[str], models: Mapping[str, ob
 
 
 def refuse_narrow_dtype(dtype: str, ids: int, model: str) -> None:
-    """Raise SettingsError if the dtype cannot hold all ids of a model."""
+    """Raise SettingsError if the dtype cannot hold all ids of a model, which are those from 0 to below `ids`."""
     if ids - 1 > np.iinfo(dtype).max:
         raise SettingsError(
             expected=f"a dtype that holds the {ids} ids of {model}",

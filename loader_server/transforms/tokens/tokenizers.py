@@ -75,7 +75,7 @@ class _TokenizerModel:
         self._first, self._last = first, last
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of one text.
+        """Return the ids of one text, the settings' begin and end tokens included.
 
         What the library raises for a text passes.
         """
@@ -93,7 +93,10 @@ class _TokenizerModel:
 
 
 def _loaded(path: str) -> Any:
-    """Load a tokenizer, without its padding and truncation; raise SettingsError if the file is missing or none."""
+    """Load a tokenizer, without its padding and truncation; raise SettingsError if the file is missing or none.
+
+    Raise ImportError without the library.
+    """
     from tokenizers import Tokenizer  # an extra
 
     try:
