@@ -151,7 +151,7 @@ def _refuse_heedless_libraries(level: str, where: str) -> None:
 
 
 def _refuse_changed_limits(level: str, where: str) -> None:
-    """Raise SettingsError if a variable that limits libraries was changed since; not all of them tell what they heed."""
+    """Raise SettingsError if a variable that limits libraries was changed since; not all of them tell what they do."""
     expected = _limited_to(level)
     changed = sorted(name for name in {*expected, *os.environ} if expected.get(name) != os.environ.get(name))
     if changed:

@@ -46,7 +46,7 @@ class _Column:
 class ChunkedSource(Source):
     """Source of the chunks that a rule cuts from an open source.
 
-    Raise a SettingsError if the rule does not fit the source, as `ChunkRule.table` does.
+    Raise a SettingsError if the rule does not fit the source, as `ChunkRule.table` does; errors of its `fields` pass.
     """
 
     def __init__(self, recordings: Source, rule: ChunkRule, where: str) -> None:
@@ -155,7 +155,7 @@ class ChunkedSource(Source):
     def looks_ahead(self) -> bool:
         """Return whether the source of the recordings looks ahead.
 
-        Raise a ReadError if the folder of its cache cannot be used. MachineError of `looks_ahead` passes through.
+        Its errors pass, such as a ReadError if the folder of its cache cannot be used, or a MachineError.
         """
         return self._recordings.looks_ahead()
 
@@ -177,14 +177,14 @@ class ChunkedSource(Source):
     def name(self, sample: int) -> str:
         """Return the recording's name, with the range of steps unless the chunk is all of it.
 
-        Raise an IndexError if the number is out of range.
+        Raise an IndexError if the number is out of range; errors of the recordings' `name` pass.
         """
         return self._with_stretch(sample, self._recordings.name)
 
     def _with_stretch(self, sample: int, text_of: Callable[[int], str]) -> str:
         """Return a recording's text, with the range of steps unless the chunk is the whole recording.
 
-        Raise an IndexError if the number is out of range.
+        Raise an IndexError if the number is out of range; errors of `text_of` pass.
         """
         chunk = self._chunk(sample)
         is_whole = chunk.stop - chunk.start == self._of_recordings[self._key][chunk.sample]
@@ -197,7 +197,7 @@ class ChunkedSource(Source):
     def identity(self, sample: int) -> str:
         """Return the recording's identity, with the range of steps unless the chunk is all of it.
 
-        Raise an IndexError if the number is out of range.
+        Raise an IndexError if the number is out of range; errors of the recordings' `identity` pass.
         """
         return self._with_stretch(sample, self._recordings.identity)
 
@@ -212,6 +212,6 @@ class ChunkedSource(Source):
         return self._recordings.versions
 
     def close(self) -> None:
-        """Close the source of the recordings, whose files open again when they are next read."""
+        """Close the source of the recordings, whose files open again when they are next read; its errors pass."""
         self._recordings.close()
         super().close()

@@ -372,7 +372,7 @@ class Files:
         """Return the file as a path, for callers that use `open` with an encoding, `name` and `suffix`.
 
         Raise a DataError if something other than a file is at a local path. Whether anything is there is not looked at,
-        nor is a URL. SettingsError of `facts` passes through.
+        nor is a URL.
         """
         if is_url(path):
             return RemotePath(path, self.open)

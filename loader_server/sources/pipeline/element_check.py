@@ -52,7 +52,8 @@ class ElementCheck:
     def check(self, epoch: int, shard: int, ordinal: int, flat: Mapping[str, NDArray[np.generic]]) -> None:
         """Raise a DataError if this element is too large, or differs from the one made first.
 
-        Elements are compared only if the stream asks for exact replay.
+        Elements are compared only if the stream asks for exact replay; the first one's digest is then stored for later
+        ones.
         """
         place = f"{self.where}, element {ordinal} of shard {shard} of epoch {epoch}"
         for key, most in self.most_steps.items():
@@ -126,7 +127,7 @@ class FirstDigests:
         """Remove the files of all but the four newest epochs, and those under other names.
 
         Other names are of earlier states of the stream. A file that cannot be removed stays. Raise an OSError if the
-        folder cannot be listed.
+        folder cannot be listed, and a ValueError for a file under this name without an epoch.
         """
         # Epoch of each file; -1 for those under other names, which nobody compares with any more.
         epochs = dict.fromkeys(self._folder.iterdir(), -1)
