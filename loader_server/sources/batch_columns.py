@@ -154,7 +154,7 @@ def joined_parts(parts: Sequence[bytes]) -> bytes:
 
 
 def parted(raw: bytes, count: int) -> list[memoryview]:
-    """Return the bytes of each of `count` values that `joined_parts` joined; raise a ValueError for too few bytes."""
+    """Return the bytes of each of `count` values that `joined_parts` joined; raise a ValueError without all lengths."""
     # Views, not copies: `array_of` copies each value once.
     rest = memoryview(raw)[8 * count :]
     ends = np.cumsum(np.frombuffer(raw, np.int64, count)).tolist()

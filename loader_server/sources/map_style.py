@@ -112,8 +112,8 @@ class MapStyleSource(Source):
 
         Then the first axis is padded for the keys that the class has lengths of, or for every array if it has no
         `lengths()`; there are no fields if the class has no samples. Raise a DataError if the class has samples, but
-        none can be used, or if its lengths are wrong; a ReadError or MachineError if the machine failed; a
-        SettingsError if the class cannot be made. An error of Stoker's own that the class raises passes.
+        none can be used; a ReadError or MachineError if the machine failed; a SettingsError if the class cannot be
+        made. Errors of `_known_lengths` and an error of Stoker's own that the class raises pass.
         """
         if hasattr(self, "indexed"):
             return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in self.indexed.about["fields"])
@@ -174,7 +174,7 @@ class MapStyleSource(Source):
         return str(self._ask("fingerprint")) if hasattr(self._data, "fingerprint") else ""
 
     def _ask(self, method: str) -> Any:
-        """Call a method of the class without arguments and return its result; raise a DataError if it raises anything."""
+        """Return what a method of the class, called without arguments, returns; raise a DataError if it raises anything."""
         try:
             return getattr(self._data, method)()
         except Exception as error:  # a user's code may raise anything
@@ -274,8 +274,8 @@ class MapStyleSource(Source):
         """Return the fields: padded are the keys that the class has lengths of, or else those whose lengths differ.
 
         They stand under "fields" as plain tables. Raise a DataError if the class has lengths of a key that is neither
-        an array with axes nor a string; a ReadError or MachineError if the machine failed. An error of Stoker's own
-        that the class raises passes.
+        an array with axes nor a string; a ReadError or MachineError if the machine failed; a SettingsError if the class
+        cannot be made. An error of Stoker's own that the class raises passes.
         """
         first, padded = self._first_sample(), set()
         for name, lengths in numbers.items():

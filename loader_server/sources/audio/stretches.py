@@ -121,8 +121,8 @@ class Headers:
 def _header(path: str, files: Files) -> AudioHeader | BadRow:
     """Return a file's header, or a BadRow without a place if the file is missing or unusable.
 
-    Raise a ReadError if a remote file cannot be fetched. SettingsError and MachineError of `header_of_remote` pass
-    through.
+    Raise a ReadError if a remote file cannot be fetched. SettingsError of `header_of`, and SettingsError and
+    MachineError of `header_of_remote`, pass through.
     """
     try:
         return header_of_remote(path, files) if is_url(path) else header_of(path, files.seen)

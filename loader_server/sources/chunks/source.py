@@ -137,7 +137,7 @@ class ChunkedSource(Source):
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
         """Return what decoding each of these chunks takes: whole recordings, unless the source can read less.
 
-        Raise an IndexError if a number is out of range; reading raises what the source's `read_chunks` raises.
+        Raise an IndexError at once if a number is out of range; reading raises what the source's `read_chunks` raises.
         """
         return self._recordings.read_chunks([self._chunk(sample) for sample in samples])
 
@@ -191,7 +191,7 @@ class ChunkedSource(Source):
         return text_of(chunk.sample) + ("" if is_whole else f" [{chunk.start}:{chunk.stop}]")
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the recording's place; raise an IndexError if the number is out of range."""
+        """Return the recording's place; raise an IndexError if the number is out of range. Errors of its source pass."""
         return self._recordings.place(self._chunk(sample).sample)
 
     def identity(self, sample: int) -> str:

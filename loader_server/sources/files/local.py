@@ -51,7 +51,8 @@ def _below(folder: Path) -> Iterable[str]:
 def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
     """Return two names of the same file, by links or not, or None; a file that is absent is known by its path.
 
-    The pair is the name that came first, and the first later name of that file.
+    The pair is the name that came first, and the first later name of that file. An OSError passes if one of two
+    vanishes while they are compared.
     """
     known: dict[tuple[int, int] | str, str] = {}
     # By inode: two names of one file need not look alike (links, `./`, `..`), and each sample would count twice.

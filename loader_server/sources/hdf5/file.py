@@ -100,11 +100,12 @@ class Hdf5File:
         return ChunkedValues(dataset, functools.partial(self._files.read, self.path)).read
 
     def values(self, column: Hdf5Column, begin: int, end: int) -> bytes:
-        """Return the bytes of a column's values from `begin` to before `end`; for strings and nested rows, of row `begin`.
+        """Return the bytes of a column's values from `begin` to before `end`; for strings and nested rows, of one row.
 
-        Raise a ReadError if the file is damaged there, or ends there where it is read without h5py; through h5py fewer
-        come back beyond a dataset's end, or an IndexError for a string or nested row. Raise an OSError if the disk
-        fails where it is read without h5py. Other errors of `Files.read` and SettingsError of `rows` pass through.
+        That is row `begin`. Raise a ReadError if the file is damaged there, or ends there where it is read without
+        h5py; through h5py fewer come back beyond a dataset's end, or an IndexError for a string or nested row. Raise an
+        OSError if the disk fails where it is read without h5py. Other errors of `Files.read` and SettingsError of
+        `rows` pass through.
         """
         read = self._readers[column.key]
         if read is not None and (raw := read(begin, end)) is not None:

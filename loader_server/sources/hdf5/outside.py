@@ -166,10 +166,10 @@ class VirtualRows:
         return list(dict.fromkeys(part.path for part in self._parts if part.path != self._path))
 
     def read(self, begin: int, end: int) -> NDArray[Any]:
-        """Return the rows from `begin` to before `end`, all of which have to be there; none if `end` is not above `begin`.
+        """Return the rows from `begin` to before `end`, all of which have to be there.
 
         Raise an OSError or a KeyError if a part is missing, damaged or too short, or a SettingsError if h5py is
-        missing.
+        missing; an IndexError beyond the last row.
         """
         with self._lock:
             at = bisect_right(self._parts, begin, key=lambda part: part.begin) - 1

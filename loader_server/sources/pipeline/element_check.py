@@ -94,7 +94,8 @@ class FirstDigests:
     def first(self, epoch: int, shard: int, ordinal: int, digest: int) -> int:
         """Return the digest with which this element was first made, or store and return `digest` if there is none.
 
-        If the files cannot be used, return `digest`, so that the caller's comparison passes, and warn once.
+        If the files cannot be used, return `digest`, so that the caller's comparison passes, and warn once. ValueError
+        of `_remove_old` passes.
         """
         try:
             return self._keep_first(self._folder / f"{self._name}-{epoch}-{shard}", ordinal, digest)
@@ -108,7 +109,8 @@ class FirstDigests:
         """Return the digest stored in the file, after storing this one if there is none.
 
         There is no lock: two workers that make an element at the same moment both store theirs, and later makings are
-        compared with the one stored last. Raise an OSError or a MachineError if the file cannot be used.
+        compared with the one stored last. Raise an OSError or a MachineError if the file cannot be used; ValueError of
+        `_remove_old` passes.
         """
         self._folder.mkdir(exist_ok=True)
         if not path.exists():  # the first element of a shard in a new epoch
