@@ -116,7 +116,7 @@ def refuse_unfit(level: str, where: str) -> None:
 
 
 def _refuse_below(level: str, where: str) -> None:
-    """Raise SettingsError if numpy says that the processor lacks a feature of the level; for processes without limits."""
+    """Raise SettingsError if numpy knows that a feature of the level is missing here; for processes without limits."""
     numpy_has: dict[str, bool] = _numpy().__cpu_features__
     missing = sorted(name for name in LEVELS[level].features if not numpy_has.get(name, True))
     if missing:

@@ -174,7 +174,7 @@ class MapStyleSource(Source):
         return str(self._ask("fingerprint")) if hasattr(self._data, "fingerprint") else ""
 
     def _ask(self, method: str) -> Any:
-        """Return what a method of the class, called without arguments, returns; raise a DataError if it raises anything."""
+        """Return what a method of the class returns, called without arguments; raise a DataError if it raises anything."""
         try:
             return getattr(self._data, method)()
         except Exception as error:  # a user's code may raise anything

@@ -123,7 +123,7 @@ class ArrowSource(ColumnarSource):
 
     @staticmethod
     def _schema(mapped: Any) -> Any:
-        """Read and return the schema of a file or stream; raise an ArrowInvalid or OSError if it has none or is damaged.
+        """Read and return the schema of a file or stream; raise an ArrowInvalid if it has none, an OSError if damaged.
 
         The record batches follow it.
         """

@@ -167,7 +167,7 @@ def _riff(read: Read, size: int, head: bytes) -> AudioExtent | None:
 
 
 def _riff_data(begin: int, nbytes: int, whole: int, block: int) -> AudioExtent:
-    """Return the extent of a data chunk, reading a size of 0 as "unknown" unless the RIFF size confirms it."""
+    """Return the extent of a data chunk; a size of 0 is unknown (see `zero_at`) unless the RIFF size confirms it."""
     if nbytes:
         return AudioExtent(begin, _known(nbytes), block)
     is_meant = _known(whole) is not None and 8 + whole > begin

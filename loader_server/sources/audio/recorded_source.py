@@ -78,7 +78,7 @@ class RecordedSource(Source):
         """Return the decoded samples, of which there is at least one, as columns.
 
         Return None, so that the caller decodes one by one, if that would take long (see `Recordings.decode_all`) or if
-        samples hold different keys. Raise what `decode` raises.
+        samples hold different keys. Raise what `decode` raises, for any of them.
         """
         decoded = self._recordings.decode_all(samples, raw)
         rows = [self.values_beside_audio(sample) for sample in samples]

@@ -104,7 +104,7 @@ class ChunkedSource(Source):
 
     @property
     def columns(self) -> Mapping[str, Any]:
-        """Return the columns of each chunk's recording by name, computed when they are read."""
+        """Return the columns of each chunk's recording by name, computed when they are read; errors of theirs pass."""
         return {
             name: _Column(self._strings_of(column), len(self._table))
             for name, column in self._recordings.columns.items()
@@ -191,7 +191,7 @@ class ChunkedSource(Source):
         return text_of(chunk.sample) + ("" if is_whole else f" [{chunk.start}:{chunk.stop}]")
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the recording's place; raise an IndexError if the number is out of range. Errors of its source pass."""
+        """Return the recording's place; raise an IndexError if the number is out of range. Its source's errors pass."""
         return self._recordings.place(self._chunk(sample).sample)
 
     def identity(self, sample: int) -> str:

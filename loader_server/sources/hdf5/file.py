@@ -138,7 +138,7 @@ class Hdf5File:
         return list(dict.fromkeys(path for virtual in self._virtual.values() for path in virtual.paths))
 
     def close(self) -> None:
-        """Close the file, the parts of its virtual datasets and, if it is remote, its copy here."""
+        """Close the file, the parts of its virtual datasets and, if it is remote, its copy here; it stays closed."""
         for virtual in self._virtual.values():
             virtual.close()
         self.file.close()

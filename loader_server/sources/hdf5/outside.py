@@ -169,7 +169,7 @@ class VirtualRows:
         """Return the rows from `begin` to before `end`, all of which have to be there.
 
         Raise an OSError or a KeyError if a part is missing, damaged or too short, or a SettingsError if h5py is
-        missing; an IndexError beyond the last row.
+        missing; an OSError or an IndexError beyond the last row.
         """
         with self._lock:
             at = bisect_right(self._parts, begin, key=lambda part: part.begin) - 1

@@ -187,7 +187,7 @@ class ManifestSource(RecordedSource):
         return str(self._manifests[self._columns["manifest"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
-        """Return the file as it was indexed, and a digest of the rest of its row."""
+        """Return the file as it was indexed, and a digest of the rest of its row; whether the number exists is not checked."""
         origin = self.indexed.origin[self._columns["manifest"][sample]]["path"]
         place = self.files.beside(origin, self._paths[sample])
         row = fingerprint(*(column[sample] for column in self._row.values()))[:8]
