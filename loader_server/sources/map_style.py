@@ -174,7 +174,7 @@ class MapStyleSource(Source):
         return str(self._ask("fingerprint")) if hasattr(self._data, "fingerprint") else ""
 
     def _ask(self, method: str) -> Any:
-        """Return what a method of the class returns, called without arguments; raise a DataError if it raises anything."""
+        """Call a method of the class without arguments and return its result; raise a DataError if it raises an error."""
         try:
             return getattr(self._data, method)()
         except Exception as error:  # a user's code may raise anything

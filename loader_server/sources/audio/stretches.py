@@ -49,7 +49,7 @@ _FAR_FRAMES = 2.0**62
 def channel_setting(which: str) -> Any:
     """Return the setting `channel` of a source; `which` names the rows that it holds for, in its help.
 
-    Reading it raises BadValue for anything but an integer of at least -1.
+    Its parser takes integers of at least -1, and raises BadValue for anything else.
     """
     return setting(
         whole(AVERAGED), f"the channel, from 0, of {which}; -1: the average of all", default=AVERAGED, later=True

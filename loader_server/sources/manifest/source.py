@@ -183,11 +183,11 @@ class ManifestSource(RecordedSource):
         return path if self._recordings.is_whole(sample) else f"{path}@{self._others[OFFSET_COLUMN][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the path of the manifest that has the sample, and its line there, from 1; no number is refused."""
+        """Return the path of the manifest that has the sample, and its line there, from 1; the number is not checked."""
         return str(self._manifests[self._columns["manifest"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
-        """Return the file as it was indexed, and a digest of the rest of its row; whether the number exists is not checked."""
+        """Return the file as it was indexed, and a digest of the rest of its row; the number is not checked."""
         origin = self.indexed.origin[self._columns["manifest"][sample]]["path"]
         place = self.files.beside(origin, self._paths[sample])
         row = fingerprint(*(column[sample] for column in self._row.values()))[:8]
