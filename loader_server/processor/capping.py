@@ -129,7 +129,7 @@ def _refuse_below(level: str, where: str) -> None:
 
 
 def _refuse_heedless_libraries(level: str, where: str) -> None:
-    """Raise SettingsError if numpy uses features above the level, or its BLAS no OpenBLAS kernels for the level."""
+    """Raise SettingsError if numpy uses features above the level, or other kernels than OpenBLAS has for it."""
     numpy = _numpy()
     chosen = {name for name in (*numpy.__cpu_baseline__, *numpy.__cpu_dispatch__) if numpy.__cpu_features__[name]}
     above = chosen - LEVELS[level].features
@@ -151,7 +151,7 @@ def _refuse_heedless_libraries(level: str, where: str) -> None:
 
 
 def _refuse_changed_limits(level: str, where: str) -> None:
-    """Raise SettingsError if a variable that limits libraries was changed since; not all of them tell what they do."""
+    """Raise SettingsError if a variable of the limits was set, changed or removed since they were made."""
     expected = _limited_to(level)
     changed = sorted(name for name in {*expected, *os.environ} if expected.get(name) != os.environ.get(name))
     if changed:

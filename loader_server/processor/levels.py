@@ -109,7 +109,7 @@ def _limits(level: Level, dispatched: Iterable[str], tunables: str) -> dict[str,
 
 
 def _with_hwcaps(level: Level, tunables: str) -> str:
-    """Return glibc's tunables with just the features above the level switched off; others than hwcaps stay."""
+    """Return glibc's tunables with hwcaps set to switch off the features above the level; other tunables stay."""
     others = [word for word in tunables.split(":") if word and not word.startswith(_HWCAPS)]
     # glibc before 2.33 calls the same features by the longer names; names that it does not know change nothing.
     names = [f"-{name}{suffix}" for suffix in ("", "_Usable") for name in level.above]

@@ -156,7 +156,7 @@ class MapStyleSource(Source):
         """Return the class's lengths by key, or nothing if it has no `lengths()`.
 
         Raise a DataError if `lengths()` fails, or does not give a whole number for each sample; an AttributeError if it
-        gives no mapping, and a ValueError for a value of unequal lists. Errors of making the class pass, such as a
+        gives no mapping, and a ValueError if numpy refuses a value. Errors of making the class pass, such as a
         SettingsError.
         """
         lengths: Mapping[str, Any] = self._ask("lengths") if self._has_lengths else {}
@@ -174,7 +174,7 @@ class MapStyleSource(Source):
         return str(self._ask("fingerprint")) if hasattr(self._data, "fingerprint") else ""
 
     def _ask(self, method: str) -> Any:
-        """Call a method of the class without arguments and return its result; raise a DataError if it raises an error."""
+        """Return what a method of the class returns without arguments; raise a DataError if it raises anything."""
         try:
             return getattr(self._data, method)()
         except Exception as error:  # a user's code may raise anything

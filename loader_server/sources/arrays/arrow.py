@@ -68,11 +68,11 @@ class ArrowSource(ColumnarSource):
     """Rows of Arrow record batches; the place of a batch is the byte where its message begins."""
 
     def _paths(self) -> list[str]:
-        """Return all files of `paths`, in order; those of a saved data set may be absent.
+        """Return all files of `paths`, in order; whether files that are named are there is not looked at.
 
-        Raise a DataError if a file is named twice or there is no path's file; a ReadError if a store cannot be asked,
-        or a SettingsError for braces that stand for too many names or a store's missing library. Raise besides what
-        `_meant` does, such as a DataError for a folder of several splits.
+        Raise a DataError if a file is named twice, or a pattern or folder has none; a ReadError if a store cannot be
+        asked, or a SettingsError for braces that stand for too many names or a store's missing library. Raise besides
+        what `_meant` does, such as a DataError for a folder of several splits.
         """
         paths = [path for named in self.settings.paths for path in self._meant(named)]
         self.files.refuse_twice(paths)

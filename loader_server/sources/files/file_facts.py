@@ -138,7 +138,7 @@ class LocalFile:
         self._give_back = give_back
 
     def close(self) -> None:
-        """Release the file, which may be evicted from then on; again does nothing. Errors of `give_back` pass."""
+        """Release the file, which may be evicted then; closing again does nothing. Errors of `give_back` pass."""
         # Cleared before the call: `__del__` closes again, and a descriptor's number may be another file's by then.
         give_back, self._give_back = self._give_back, None
         if give_back is not None:

@@ -183,7 +183,7 @@ class ManifestSource(RecordedSource):
         return path if self._recordings.is_whole(sample) else f"{path}@{self._others[OFFSET_COLUMN][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the path of the manifest that has the sample, and its line there, from 1; the number is not checked."""
+        """Return the path of the manifest that has the sample, and its line there, from 1; no number is refused."""
         return str(self._manifests[self._columns["manifest"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
