@@ -42,10 +42,11 @@ _MOST_EXECUTIONS = 2
 
 
 def keep_to(level: str, where: str, execute: Callable[[dict[str, str]], object]) -> None:
-    """Execute this process again if its environment does not keep libraries to the level (""; to none).
+    """Execute this process again unless its environment keeps libraries to the level (""; to none) on this machine.
 
-    `execute` gets the environment that does. Do nothing on other machines than x86-64, which `refuse_unfit` refuses.
-    Raise SettingsError if this machine is below the level.
+    `execute` gets an environment that does, or first one without limits if there are those of another level or machine;
+    what it raises passes. Do nothing on other machines than x86-64, which `refuse_unfit` refuses. Without limits so
+    far, raise SettingsError if this machine is below the level.
     """
     current = level_in(os.environ)
     # An environment may have been handed on from a machine with another processor.
@@ -67,7 +68,8 @@ def _limited_to(level: str) -> dict[str, str]:
 def execute_again(environment: dict[str, str]) -> None:
     """Execute the program of this process again, with its own arguments; it goes on there, under the same process id.
 
-    Raise OSError if the interpreter cannot be executed, and SettingsError if it was executed twice already.
+    Raise OSError if output cannot be flushed or the interpreter cannot be executed, and SettingsError if it was
+    executed twice already.
     """
     if sys.orig_argv.count(_AGAIN[1]) == _MOST_EXECUTIONS:
         raise SettingsError(
@@ -86,8 +88,9 @@ def execute_again(environment: dict[str, str]) -> None:
 def refuse_unfit(level: str, where: str) -> None:
     """Raise SettingsError unless this process builds the bytes that the level stands for.
 
-    It does not if the machine is below the level or no x86-64 machine, if the process was started without the limits,
-    if numpy or its BLAS does not heed them, or if a variable of theirs was changed since.
+    It does not if the machine is below the level or no x86-64 machine, if the process was started without the limits or
+    with those of another level or machine, if numpy or its BLAS does not heed them, or if one of their variables was
+    changed since.
     """
     if platform.machine() != _X86_64:
         raise SettingsError(
@@ -113,7 +116,7 @@ def refuse_unfit(level: str, where: str) -> None:
 
 
 def _refuse_below(level: str, where: str) -> None:
-    """Raise SettingsError if this machine's processor lacks a feature of the level; for processes without limits."""
+    """Raise SettingsError if numpy knows that a feature of the level is missing here; for processes without limits."""
     numpy_has: dict[str, bool] = _numpy().__cpu_features__
     missing = sorted(name for name in LEVELS[level].features if not numpy_has.get(name, True))
     if missing:
@@ -126,7 +129,7 @@ def _refuse_below(level: str, where: str) -> None:
 
 
 def _refuse_heedless_libraries(level: str, where: str) -> None:
-    """Raise SettingsError if numpy uses features above the level, or its BLAS other kernels than those of the level."""
+    """Raise SettingsError if numpy uses features above the level, or other kernels than OpenBLAS has for it."""
     numpy = _numpy()
     chosen = {name for name in (*numpy.__cpu_baseline__, *numpy.__cpu_dispatch__) if numpy.__cpu_features__[name]}
     above = chosen - LEVELS[level].features
@@ -148,7 +151,7 @@ def _refuse_heedless_libraries(level: str, where: str) -> None:
 
 
 def _refuse_changed_limits(level: str, where: str) -> None:
-    """Raise SettingsError if a variable was set or removed after the limits; not all libraries tell what they heed."""
+    """Raise SettingsError if a variable of the limits was set, changed or removed since they were made."""
     expected = _limited_to(level)
     changed = sorted(name for name in {*expected, *os.environ} if expected.get(name) != os.environ.get(name))
     if changed:

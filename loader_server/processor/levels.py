@@ -65,12 +65,12 @@ LEVELS = {
 
 
 def level_in(environment: Mapping[str, str]) -> str:
-    """Return the level that this environment keeps libraries to; "" if it keeps them to none."""
+    """Return the level that this environment keeps libraries to; "" if to none, or if our variable is malformed."""
     return _mark_in(environment)[0]
 
 
 def machine_in(environment: Mapping[str, str]) -> str:
-    """Return the machine for which libraries are kept to a level; "" if they are kept to none, or it is unknown."""
+    """Return the boot id of the machine for which libraries are kept to a level; "" without a level, or if unknown."""
     return _mark_in(environment)[1]
 
 
@@ -109,7 +109,7 @@ def _limits(level: Level, dispatched: Iterable[str], tunables: str) -> dict[str,
 
 
 def _with_hwcaps(level: Level, tunables: str) -> str:
-    """Return glibc's tunables with the features above the level switched off; other tunables stay."""
+    """Return glibc's tunables with hwcaps set to switch off the features above the level; other tunables stay."""
     others = [word for word in tunables.split(":") if word and not word.startswith(_HWCAPS)]
     # glibc before 2.33 calls the same features by the longer names; names that it does not know change nothing.
     names = [f"-{name}{suffix}" for suffix in ("", "_Usable") for name in level.above]
@@ -124,7 +124,7 @@ def _usual(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _mark_in(environment: Mapping[str, str]) -> tuple[str, str, dict[str, str | None]]:
-    """Return level and machine in our own variable, and the values before; nothing if it is not there, or malformed."""
+    """Return level and machine in our own variable, and the values before; all empty if it is absent or malformed."""
     try:
         mark = json.loads(environment.get(MARK, ""))
         level, machine, before = mark["level"], mark["machine"], dict(mark["before"])

@@ -71,7 +71,8 @@ class SharingBuilder(Builder):
         """Plan the wanted batch, and read its samples unless the batch is on the shelf.
 
         `begin` is called before each sample that is read. Raise DataError if the batch is beyond the epoch's end, and
-        ReadError if reading fails. What the source raises for an identity, and an OSError of the shelf, pass through.
+        ReadError if reading fails. Other errors of plan and source, and an OSError of the shelf or the feature cache,
+        pass through.
         """
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
@@ -101,11 +102,11 @@ class SharingBuilder(Builder):
         return state.digest()
 
     def _has_culprits(self, samples: Sequence[int]) -> bool:
-        """Return whether one of these samples is known to kill the process that decodes it."""
+        """Return whether a sample is known to kill decoders; what the source raises for an identity passes through."""
         return bool(self.culprits.keys) and any(map(self.is_culprit, samples))
 
     def claim(self, prepared: Prepared) -> bool:
-        """Claim the batch before it is built; return False if another worker is building it.
+        """Claim the batch before it is built and return True; return False if another worker is building it.
 
         A batch that needs no claim, because it is not shared or is on the shelf already, counts as claimed. An OSError
         of the shelf passes through.
@@ -127,12 +128,13 @@ class SharingBuilder(Builder):
         digest: bool = True,
         convicted: AbstractSet[int] = frozenset(),
     ) -> Built:
-        """Write every byte of `payload`, taken from the shelf or built, and return the facts of the batch.
+        """Write every byte of `payload`, from the shelf or built as `Builder.build` does, and return the batch's facts.
 
         What is built goes on the shelf, if it may be shared and no sample in it is masked for killing a worker. Raise
         an UnreadError if `prepare` found the batch on the shelf, so that its samples were not read, and it cannot be
         taken from there any more. Raise ExhaustedError or MemoryError if memory or descriptors ran out while it was
-        built, and ReadError if the machine failed otherwise; an OSError of the shelf passes through.
+        built, and ReadError if the machine failed otherwise; other errors of the source and the feature cache, and an
+        OSError of the shelf, pass.
         """
         # Look again: another worker may have put the batch there since `prepare`.
         taken = self._take(prepared, payload, digest=digest) if prepared.key else None

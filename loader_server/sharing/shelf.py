@@ -97,7 +97,7 @@ class Shelf:
     def find(self, key: bytes) -> Shelved | None:
         """Return the facts of the batch with this key and the place of its payload; None if there is no valid entry.
 
-        An OSError of reading passes through, as after `close`.
+        The payload is not looked at. An OSError of reading passes through, as after `close`.
         """
         entry = os.pread(self._handle, _ENTRY.size, _entry_at(key))
         named, at, facts_bytes, payload_bytes, check, digest = _ENTRY.unpack(entry)
@@ -121,10 +121,11 @@ class Shelf:
         return is_whole and digest64(payload.data) == kept.digest
 
     def put(self, key: bytes, facts: bytes, payload: NDArray[np.uint8], digest: int) -> bool:
-        """Keep a batch with the digest of its payload; return False if there is no room or no memory for it.
+        """Keep a batch with the digest of its payload; return False if there is no room or no memory for it, else True.
 
         There is none for a batch above a quarter of the ring, while others hold the ring's end for too long, and for
-        any batch once memory has run out. An OSError of locking or moving the ring's end passes through.
+        any batch once writing one has failed, as without memory. An OSError of locking or moving the ring's end passes
+        through.
         """
         nbytes = len(facts) + payload.nbytes
         at = self._take_room(nbytes) if not self.is_full and nbytes <= self.ring_bytes // _MOST_SHARE else None
@@ -200,7 +201,7 @@ def _check(key: bytes, facts: bytes, payload_bytes: int, digest: int) -> int:
 
 
 def _close_in_children(shelf: Shelf) -> None:
-    """Close the shelf in forked children: one that outlives a killed worker would keep the worker's claims."""
+    """Have the shelf closed in children forked later: one that outlives a killed worker would keep its claims."""
     reference = weakref.ref(shelf)
 
     def close() -> None:

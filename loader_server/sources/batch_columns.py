@@ -109,7 +109,7 @@ def _shape(inner: tuple[int, ...], *, ragged: bool, padded: bool) -> tuple[int |
 def selected(columns: Mapping[str, T], wanted: Sequence[str], noun: str, where: str, remedy: str) -> list[T]:
     """Return the columns of the wanted keys, in that order, or all if none is named.
 
-    Raise a DataError if a key is missing. `noun`, `where` and `remedy` are for its message.
+    Raise a DataError if a wanted key is missing. `noun`, `where` and `remedy` are for its message.
     """
     for key in wanted:
         if key not in columns:
@@ -154,7 +154,7 @@ def joined_parts(parts: Sequence[bytes]) -> bytes:
 
 
 def parted(raw: bytes, count: int) -> list[memoryview]:
-    """Return the bytes of each of `count` values that `joined_parts` joined."""
+    """Return the bytes of each of `count` values that `joined_parts` joined; raise a ValueError without all lengths."""
     # Views, not copies: `array_of` copies each value once.
     rest = memoryview(raw)[8 * count :]
     ends = np.cumsum(np.frombuffer(raw, np.int64, count)).tolist()

@@ -112,8 +112,8 @@ class MapStyleSource(Source):
 
         Then the first axis is padded for the keys that the class has lengths of, or for every array if it has no
         `lengths()`; there are no fields if the class has no samples. Raise a DataError if the class has samples, but
-        none can be used, or if its lengths are wrong; a ReadError or MachineError if the machine failed; a
-        SettingsError if the class cannot be made. An error of Stoker's own that the class raises passes.
+        none can be used; a ReadError or MachineError if the machine failed; a SettingsError if the class cannot be
+        made. Errors of `_known_lengths` and an error of Stoker's own that the class raises pass.
         """
         if hasattr(self, "indexed"):
             return tuple(Field(**{**field, "shape": tuple(field["shape"])}) for field in self.indexed.about["fields"])
@@ -127,7 +127,8 @@ class MapStyleSource(Source):
     def stamp(self) -> str:
         """Return the sample count and the class's fingerprint of its data; "" if it has no fingerprint or an empty one.
 
-        Raise a DataError if `fingerprint()` fails, or a SettingsError if the class cannot be made.
+        Raise a DataError if `fingerprint()` fails, or a SettingsError if the class cannot be made. An error of Stoker's
+        own that making it raises passes.
         """
         fingerprint = self._fingerprint()
         return f"{len(self._data)} {fingerprint}" if fingerprint else ""
@@ -136,7 +137,7 @@ class MapStyleSource(Source):
         """Ask the class for its number of samples, and for their lengths if it has `lengths()`.
 
         Raise a DataError if `lengths()` or `fingerprint()` fails, or lengths are not a whole number for each sample; a
-        SettingsError if the class cannot be made.
+        SettingsError if the class cannot be made. Other errors of `_known_lengths` and of making the class pass.
         """
         items, lengths = len(self._data), self._known_lengths()
 
@@ -154,8 +155,9 @@ class MapStyleSource(Source):
     def _known_lengths(self) -> dict[str, NDArray[np.int64]]:
         """Return the class's lengths by key, or nothing if it has no `lengths()`.
 
-        Raise a DataError if `lengths()` fails, or does not give a whole number for each sample. SettingsError of
-        `_has_lengths` passes through.
+        Raise a DataError if `lengths()` fails, or does not give a whole number for each sample; an AttributeError if it
+        gives no mapping, and a ValueError if numpy refuses a value. Errors of making the class pass, such as a
+        SettingsError.
         """
         lengths: Mapping[str, Any] = self._ask("lengths") if self._has_lengths else {}
         columns = {str(key): np.asarray(column) for key, column in lengths.items()}
@@ -172,7 +174,7 @@ class MapStyleSource(Source):
         return str(self._ask("fingerprint")) if hasattr(self._data, "fingerprint") else ""
 
     def _ask(self, method: str) -> Any:
-        """Call a method of the class without arguments; raise a DataError if it raises anything."""
+        """Return what a method of the class returns without arguments; raise a DataError if it raises anything."""
         try:
             return getattr(self._data, method)()
         except Exception as error:  # a user's code may raise anything
@@ -185,7 +187,8 @@ class MapStyleSource(Source):
 
         Samples that are made and fail become bad rows. Raise a DataError if the keys, dtypes or shapes of a sample
         differ from those of the first usable one in more than the first axes; a ReadError or MachineError if the
-        machine failed. An error of Stoker's own that the class raises passes.
+        machine failed; a SettingsError if the class cannot be made. An error of Stoker's own that the class raises
+        passes.
         """
         items = range(piece.start, piece.stop)
         if self._has_lengths:
@@ -271,8 +274,8 @@ class MapStyleSource(Source):
         """Return the fields: padded are the keys that the class has lengths of, or else those whose lengths differ.
 
         They stand under "fields" as plain tables. Raise a DataError if the class has lengths of a key that is neither
-        an array with axes nor a string; a ReadError or MachineError if the machine failed. An error of Stoker's own
-        that the class raises passes.
+        an array with axes nor a string; a ReadError or MachineError if the machine failed; a SettingsError if the class
+        cannot be made. An error of Stoker's own that the class raises passes.
         """
         first, padded = self._first_sample(), set()
         for name, lengths in numbers.items():
@@ -297,8 +300,8 @@ class MapStyleSource(Source):
         """Take the index.
 
         Raise a DataError if the class's sample count or fingerprint has changed, or `fingerprint()` fails; a
-        SettingsError if the class cannot be made. The class is asked once for each state of the data, not again for
-        further pieces.
+        SettingsError if the class cannot be made, or an error of Stoker's own that making it raises. The class is asked
+        once for each state of the data, not again for further pieces.
         """
         expected = (indexed.about["items"], indexed.about["data"])
         # Once for each state of the data: a process that measures lengths opens piece after piece, and a fingerprint
@@ -319,8 +322,8 @@ class MapStyleSource(Source):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:  # a class has no bytes to read
         """Return the sample that the class makes, with its arrays and numbers as new arrays.
 
-        Raise a SampleError if it is neither a mapping nor a tuple that `keys` can name, or a value has an unusable
-        dtype; an IndexError if the number is out of range. What the class raises passes.
+        Raise a SampleError if it is neither a mapping nor a tuple or list that `keys` can name, or a value has an
+        unusable dtype; an IndexError if the number is out of range. What the class raises, or making it, passes.
         """
         return self._sample(int(self._items[self.checked(sample)]))
 
@@ -329,13 +332,13 @@ class MapStyleSource(Source):
         return self._named(int(self._items[self.checked(sample)]))
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the class's name and the sample's number in it."""
+        """Return the class's name and the sample's number in it; whether the number is in range is not checked."""
         return self.settings.source, int(self._items[sample])
 
     def identity(self, sample: int) -> str:
-        """Return the class's `identity` of the sample, or else its number and the index's fingerprint.
+        """Return the class's `identity` of the sample as text, or else its number and the index's fingerprint.
 
-        What the class's `identity` raises passes.
+        What the class's `identity` raises passes, and so do errors of making the class.
         """
         if not hasattr(self._data, "identity"):
             return super().identity(sample)
@@ -374,7 +377,8 @@ class MapStyleSource(Source):
     def _value(self, key: str, value: Any, item: int) -> Any:
         """Return a new array; a string, bytes, mapping or None as it is.
 
-        Raise a SampleError for a dtype that batches cannot have, and for lists of unequal lengths.
+        Raise a SampleError for a dtype that batches cannot have, and for lists of unequal lengths. Other errors of
+        numpy pass.
         """
         if isinstance(value, _NO_ARRAYS):
             return value

@@ -35,7 +35,8 @@ class ParquetSource(ColumnarSource):
     def _paths(self) -> list[str]:
         """Return all files of `paths`, in order; raise a DataError if there is none, or if one is named twice.
 
-        Raise a ReadError if a store cannot be asked, or a SettingsError for braces that stand for too many names.
+        Raise a ReadError if a store cannot be asked, and a SettingsError for braces that stand for too many names or a
+        store's missing library.
         """
         return self.files.found(self.settings.paths, ".parquet", ".pq")
 
@@ -43,7 +44,7 @@ class ParquetSource(ColumnarSource):
         """Return the columns and row groups of a file, reading only its footer.
 
         Raise an error of `_BROKEN` (see columnar) if the file is damaged, a DataError if it cannot be opened, and a
-        ReadError if a remote one cannot be fetched.
+        ReadError if a remote one cannot be fetched. Other errors of `Files.open` and of reading a remote file pass.
         """
         with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
             schema, groups = file.schema_arrow, range(file.metadata.num_row_groups)
@@ -51,10 +52,11 @@ class ParquetSource(ColumnarSource):
         return GroupsOfFile(types=dict(zip(schema.names, schema.types, strict=True)), rows=rows, places=list(groups))
 
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
-        """Return these columns of a row group; no other column is read.
+        """Return these columns of a row group, each as one Arrow array; no other column is read.
 
         Raise an error of `_BROKEN` (see columnar) if the group is damaged or lacks a column, a DataError if the file
-        cannot be opened, and a ReadError if a remote one cannot be fetched.
+        cannot be opened, and a ReadError if a remote one cannot be fetched. Other errors of `Files.open` and of reading
+        it pass.
         """
         with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
             # Without threads of the library: a worker has one core, and reads several groups at a time anyway.
@@ -66,11 +68,11 @@ class ArrowSource(ColumnarSource):
     """Rows of Arrow record batches; the place of a batch is the byte where its message begins."""
 
     def _paths(self) -> list[str]:
-        """Return all files of `paths`, in order.
+        """Return all files of `paths`, in order; whether files that are named are there is not looked at.
 
-        Raise a DataError if a file is named twice, a path stands for no file or for a folder of several splits, or a
-        state file cannot be read; a ReadError if a store cannot be asked, or a SettingsError for braces that stand for
-        too many names.
+        Raise a DataError if a file is named twice, or a pattern or folder has none; a ReadError if a store cannot be
+        asked, or a SettingsError for braces that stand for too many names or a store's missing library. Raise besides
+        what `_meant` does, such as a DataError for a folder of several splits.
         """
         paths = [path for named in self.settings.paths for path in self._meant(named)]
         self.files.refuse_twice(paths)
@@ -79,8 +81,9 @@ class ArrowSource(ColumnarSource):
     def _meant(self, named: str) -> list[str]:
         """Return the files that a path stands for; for a saved data set those of its state, in their order.
 
-        Raise a DataError for a folder of several splits, for a state file that cannot be read, and if there are no
-        files; a ReadError if a store cannot be asked, or a SettingsError for braces that stand for too many names.
+        Raise a DataError for a folder of several splits, for a state file that cannot be read, and for a pattern or
+        folder without files; a KeyError or TypeError for a state whose entries name no file. What `Files.found` raises
+        passes too, such as a ReadError if a store cannot be asked.
         """
         folder = self.base / named
         splits = _list_in(folder / "dataset_dict.json", "splits")
@@ -100,7 +103,7 @@ class ArrowSource(ColumnarSource):
         """Return the columns of a file, and rows and place of each record batch.
 
         Raise an error of `_BROKEN` (see columnar) if the file is missing, damaged, was cut short or has dictionaries,
-        and a ReadError if a remote one cannot be fetched.
+        and a ReadError if a remote one cannot be fetched. Other errors of `Files.local` pass.
         """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
             schema = self._schema(mapped)
@@ -120,7 +123,7 @@ class ArrowSource(ColumnarSource):
 
     @staticmethod
     def _schema(mapped: Any) -> Any:
-        """Read and return the schema of a file or stream; raise an ArrowInvalid if it has none.
+        """Read and return the schema of a file or stream; raise an ArrowInvalid if it has none, an OSError if damaged.
 
         The record batches follow it.
         """
@@ -131,7 +134,7 @@ class ArrowSource(ColumnarSource):
         """Return these columns of the record batch whose message begins at `place`.
 
         Raise an error of `_BROKEN` (see columnar) if the file is missing, or the batch is damaged or lacks a column,
-        and a ReadError if a remote file cannot be fetched.
+        and a ReadError if a remote file cannot be fetched. Other errors of `Files.local` pass.
         """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
             schema = self._schema(mapped)

@@ -157,7 +157,7 @@ def _plain(array: Any) -> Any:
 
 
 def values_of(array: Any, kind: ColumnKind) -> ColumnValues:
-    """Return the values of all rows; values of rows that are null are undefined."""
+    """Return the values of all rows of an array that is of this kind; values of rows that are null are undefined."""
     array = _plain(array)
     if kind.holds != "numbers":
         return _characters(array)
@@ -247,7 +247,7 @@ def _ragged_lengths(array: Any, kind: ColumnKind) -> NDArray[np.int64]:
 
 
 def _null_rows(array: Any) -> NDArray[np.bool_] | None:
-    """Return which rows are null or have a null in them; None if there is none."""
+    """Return for each row whether it is null or has a null in it; None if no row is or has."""
     array = _plain(array)
     inner = _null_inside(array)
     if not array.null_count:
@@ -257,7 +257,7 @@ def _null_rows(array: Any) -> NDArray[np.bool_] | None:
 
 
 def _null_inside(array: Any) -> NDArray[np.bool_] | None:
-    """Return which rows have a null among their items; None if none has, or rows have no items."""
+    """Return for each row whether it has a null among its items; None if none has, or rows have no items."""
     kind = array.type
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size

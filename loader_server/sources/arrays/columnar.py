@@ -88,14 +88,15 @@ class ColumnarSource(Source):
     def _paths(self) -> list[str]:
         """Return the files that `paths` stands for, in order.
 
-        Raise a DataError if there is none, or if one is named twice; errors of a store pass.
+        Raise a DataError if there is none, or if one is named twice; other errors of `Files.found` pass.
         """
 
     @abstractmethod
     def _look_at(self, path: str) -> GroupsOfFile:
-        """Return the columns and groups of a file; raise an error of `_BROKEN` if it is damaged.
+        """Return the columns and groups of a file; raise an error of `_BROKEN` if it is damaged or the disk fails.
 
-        Raise a DataError if it cannot be opened, or a ReadError if a remote one cannot be fetched.
+        Raise a DataError if it cannot be opened, or a ReadError if a remote one cannot be fetched. Other errors of
+        `Files` pass.
         """
 
     @abstractmethod
@@ -103,7 +104,7 @@ class ColumnarSource(Source):
         """Return these columns of one group, as Arrow arrays.
 
         Raise an error of `_BROKEN` if the group is damaged or the disk fails, a DataError if the file cannot be opened,
-        or a ReadError if a remote one cannot be fetched.
+        or a ReadError if a remote one cannot be fetched. Other errors of `Files` pass.
         """
 
     # --- what there is ---
@@ -113,8 +114,8 @@ class ColumnarSource(Source):
         """Return the columns and the groups of all files; groups without rows are left out.
 
         Raise a DataError if there is no file, one is missing, named twice or broken, has unusable columns, or differs
-        from the first file in its schema; a ReadError if a store cannot be asked or read. SettingsError of `_groups_in`
-        passes through.
+        from the first file in its schema; a ReadError if a store cannot be asked or read. SettingsError and
+        MachineError of `_paths` and `_groups_in` pass through.
         """
         paths, kinds = self._paths(), list[ColumnKind]()
         found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
@@ -132,7 +133,8 @@ class ColumnarSource(Source):
     def _groups_in(self, path: str) -> GroupsOfFile:
         """Return a file's columns and groups; raise a DataError if the file is missing or broken, or the disk fails.
 
-        Raise a ReadError if its store cannot be asked or read. SettingsError of `facts` passes through.
+        Raise a ReadError if its store cannot be asked or read. SettingsError of `facts` and MachineError of reading
+        pass through.
         """
         self.files.facts(path)
         try:
@@ -167,8 +169,8 @@ class ColumnarSource(Source):
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of columns of numbers, and of lists of numbers; texts and bytes have none.
 
-        Before there is an index, raise a DataError if a file cannot be used, or a ReadError if a store cannot be asked.
-        SettingsError of `_kinds` passes through.
+        Before there is an index, raise what `_surveyed` raises: a DataError if a file cannot be used, a ReadError if a
+        store cannot be asked, or a SettingsError or MachineError.
         """
         return fields_of_rows(
             (kind.key, kind.dtype, kind.inner, kind.ragged) for kind in self._kinds if kind.holds == "numbers"
@@ -177,10 +179,10 @@ class ColumnarSource(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return a stamp of the files.
+        """Return a text that changes when the files do (`Files.stamp`).
 
         Raise a DataError if there is none or one is named twice; a ReadError if a store cannot be asked, or a
-        SettingsError for braces that stand for too many names.
+        SettingsError for braces that stand for too many names or a store's missing library.
         """
         return self.files.stamp(self._paths())
 
@@ -189,7 +191,7 @@ class ColumnarSource(Source):
 
         Raise a DataError if there is no file, or one is missing, broken or named twice, has unusable columns, or has
         another schema than the first; a ReadError if a store cannot be asked, and an OSError if the disk fails.
-        SettingsError of `noted_origin` passes through.
+        SettingsError and MachineError of `_surveyed` and `noted_origin` pass through.
         """
         return Inventory(
             total=int(self._firsts[-1]),
@@ -203,7 +205,7 @@ class ColumnarSource(Source):
 
         Ranges end where groups do and have at least `rows` rows, so that each group is decoded in one piece. If fewer
         rows than `piece_rows` are asked for, each range has exactly `rows`, wherever groups end. The last one has what
-        is left. DataError and SettingsError of `_firsts` pass through.
+        is left. Errors of `_firsts` pass through.
         """
         start = 0
         for stop in self._firsts[1:].tolist():
@@ -215,10 +217,10 @@ class ColumnarSource(Source):
             yield range(start, int(self._firsts[-1]))
 
     def probe(self, piece: range) -> Found:
-        """Return the lengths of these rows, and which of them are bad; decode all of their groups.
+        """Return the lengths of these rows, at least one, and which of them are bad; decode all of their groups.
 
-        Raise a DataError if a group is damaged, or a ReadError if a remote file cannot be read; an OSError of the disk
-        passes.
+        Raise a DataError if a group is damaged or its file cannot be opened, or a ReadError if a remote file cannot be
+        read; an OSError of the disk passes, and before there is an index what `_surveyed` raises.
         """
         groups = range(self._group_of(piece.start), self._group_of(piece.stop - 1) + 1)
         parts = [self._probe_group(group, piece) for group in groups]
@@ -231,7 +233,7 @@ class ColumnarSource(Source):
     def _group_of(self, row: int) -> int:
         """Return the number of the group that holds a row; beyond the last row that is the number of groups.
 
-        DataError and SettingsError of `_firsts` pass through.
+        If there is no index yet, raise what `_surveyed` raises.
         """
         return int(np.searchsorted(self._firsts, row, side="right")) - 1
 
@@ -256,7 +258,7 @@ class ColumnarSource(Source):
     def _measured_group(self, group: int) -> tuple[dict[str, NDArray[np.int64]], dict[int, BadRow]]:
         """Return lengths and bad rows of a group, decoding it unless it is the latest one.
 
-        Raise a DataError if it is damaged; an OSError of the disk passes.
+        Raise what `_arrays_of` raises, such as a DataError if it is damaged, or an OSError of the disk.
         """
         # Kept, because small pieces share a group, which would be decoded again for each of them.
         if self._latest[0] != group:
@@ -272,8 +274,9 @@ class ColumnarSource(Source):
     def _arrays_of(self, group: int, keys: Sequence[str] = ()) -> tuple[str, list[Any]]:
         """Return the path of a group's file, and its columns: those of these keys, or all.
 
-        Raise a DataError if the group is damaged, or, once there is an index, a ReadError; a ReadError also if a remote
-        file cannot be fetched. An OSError of the disk passes.
+        Raise a DataError if the file cannot be opened or the group is damaged, but once there is an index a ReadError
+        if it is damaged; a ReadError also if a remote file cannot be fetched. An OSError of the disk and other errors
+        of `Files` pass.
         """
         about = self._about
         path, place = about["paths"][about["file"][group]], about["place"][group]
@@ -292,7 +295,7 @@ class ColumnarSource(Source):
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the first sample of each group, and behind them the number of samples, as "first_samples".
 
-        DataError and SettingsError of `_firsts` pass through.
+        If there is no index yet, raise what `_surveyed` raises.
         """
         # Bad rows are left out, so groups begin at other numbers among samples than among rows.
         return {"first_samples": np.searchsorted(numbers["row"], self._firsts).tolist()}
@@ -327,7 +330,7 @@ class ColumnarSource(Source):
     def parts(self) -> tuple[int, ...]:
         """Return the first sample of each file that has samples.
 
-        DataError and SettingsError of `_about` pass through.
+        The source has to be open; the tuple is empty without samples.
         """
         starts = np.array(self.indexed.about["first_samples"])
         # Groups with samples: all rows of a group may be bad.
@@ -339,7 +342,8 @@ class ColumnarSource(Source):
         """Return the texts of a column, block by block, decoding nothing but this column.
 
         Return None if the key is no column of texts, or if files are remote. The iterator raises a ReadError if a group
-        is damaged, or an OSError if the disk fails. SettingsError of `_kinds` passes through.
+        is damaged, a DataError if a file cannot be opened, or an OSError if the disk fails. Whether files have changed
+        is not looked at.
         """
         kind = next((kind for kind in self._kinds if (kind.key, kind.holds) == (key, "text")), None)
         return self._texts_of(kind) if kind is not None and not self.files.are_remote else None
@@ -347,7 +351,7 @@ class ColumnarSource(Source):
     def _texts_of(self, kind: ColumnKind) -> Iterator[Sequence[str]]:
         """Yield the texts of a column, block by block, decoding a group at a time.
 
-        Raise a ReadError if one is damaged, or an OSError if the disk fails. SettingsError of `_firsts` passes through.
+        Raise a ReadError if one is damaged, a DataError if its file cannot be opened, or an OSError if the disk fails.
         """
         bounds = np.searchsorted(self._rows, self._firsts).tolist()
         for group, (start, stop) in enumerate(itertools.pairwise(bounds)):
@@ -363,14 +367,14 @@ class ColumnarSource(Source):
     def _kept(self) -> RowGroups:
         """Return the memory of decoded groups, made by the first call.
 
-        DataError and SettingsError of `_kinds` pass through.
+        If there is no index yet, raise what `_surveyed` raises.
         """
         return RowGroups(self._kinds, self._firsts, self.settings.cache, self._decode_group)
 
     def _decode_group(self, group: int) -> list[ColumnValues]:
         """Return the values of a group; raise a ReadError if it cannot be decoded, or its file has changed.
 
-        An OSError of the disk passes.
+        Raise a DataError if its file cannot be opened. An OSError of the disk and other errors of `Files` pass.
         """
         path, arrays = self._arrays_of(group)
         values = [values_of(array, kind) for array, kind in zip(arrays, self._kinds, strict=True)]
@@ -381,7 +385,7 @@ class ColumnarSource(Source):
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return one sample of each group that is not in memory.
 
-        DataError and SettingsError of `_kept` pass through.
+        The samples have to be in range, which is not checked.
         """
         # A sample for each group is enough: reading it decodes the whole group.
         return samples[self._kept.missing(self._rows[samples])]
@@ -389,17 +393,18 @@ class ColumnarSource(Source):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the bytes of each sample's columns, bringing its group into memory.
 
-        Raise a ReadError if the group cannot be decoded or its file has changed, a DataError if it is larger than
-        `cache`, and an IndexError if a number is out of range. An OSError of the disk passes.
+        Raise a ReadError if the group cannot be decoded or its file has changed, a DataError if the group is larger
+        than `cache` or its file cannot be opened, and an IndexError if a number is out of range. Other errors of
+        `_decode_group` pass, such as an OSError of the disk.
         """
         for sample in samples:
             yield joined_parts(self._kept.values(int(self._rows[self.checked(sample)])))
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return a value for each column: new arrays, numbers, texts and bytes.
+        """Return a value for each column: new arrays, numbers as arrays without axes, texts and bytes.
 
-        Raise an IndexError if there is no such sample, or a ValueError if the bytes are not those of such values.
-        DataError and SettingsError of `_kinds` pass through.
+        Raise an IndexError if there is no such sample, or a ValueError if the bytes are not those of such values, as of
+        a text that is not UTF-8.
         """
         self.checked(sample)
         parts = zip(self._kinds, parted(raw, len(self._kinds)), strict=True)
@@ -409,31 +414,31 @@ class ColumnarSource(Source):
         """Write all rows of a batch at once, padded, decoding the groups that are not in memory.
 
         Raise a ReadError if a group cannot be decoded or its file has changed, or a DataError if it is larger than
-        `cache`. An OSError of the disk passes.
+        `cache` or its file cannot be opened. Other errors of `_decode_group` pass, such as an OSError of the disk.
         """
         self._kept.gather(self._rows[samples], out)
 
     # --- for people ---
 
     def name(self, sample: int) -> str:
-        """Return the file as the job file names it, and the row in it; raise an IndexError if there is none.
+        """Return the file as the job file names it, and the row in it, from 0, as one text.
 
-        DataError and SettingsError of `_place_of` pass through.
+        Raise an IndexError if there is no such sample.
         """
         return "{}, row {}".format(*self._place_of(sample))
 
     def place(self, sample: int) -> tuple[str, int]:
         """Return the file, and the row in it, counted from 0; raise an IndexError if there is no such sample.
 
-        DataError and SettingsError of `_place_of` pass through.
+        The file is named as in messages (`Files.where`).
         """
         path, row = self._place_of(sample)
         return self.files.where(path), row
 
     def identity(self, sample: int) -> str:
-        """Return path, size and digest of the file, and the row in it.
+        """Return path, size and digest of the file, and the row in it, as one text.
 
-        Raise an IndexError if there is no such sample. DataError and SettingsError of `_place_of` pass through.
+        Raise an IndexError if there is no such sample.
         """
         path, row = self._place_of(sample)
         # Not by the time of change: a copy of the file has another one, and its samples are the same.
@@ -441,9 +446,9 @@ class ColumnarSource(Source):
         return f"{path}, {facts['bytes']} bytes, {facts['digest']}, row {row}"
 
     def _place_of(self, sample: int) -> tuple[str, int]:
-        """Return the sample's file and its row there, counted from 0.
+        """Return the sample's file, as `paths` names it, and its row there, counted from 0.
 
-        Raise an IndexError if there is no such sample. DataError and SettingsError of `_about` pass through.
+        Raise an IndexError if there is no such sample.
         """
         row = int(self._rows[self.checked(sample)])
         return self._about["paths"][self._about["file"][self._group_of(row)]], self._row_in_file(row)
@@ -452,15 +457,15 @@ class ColumnarSource(Source):
     def _first_of_file(self) -> NDArray[np.int64]:
         """Return for each group the first row of its file.
 
-        DataError and SettingsError of `_about` pass through.
+        If there is no index yet, raise what `_surveyed` raises.
         """
         files = np.array(self._about["file"], np.int64)
         return self._firsts[:-1][np.searchsorted(files, files)]
 
     def _row_in_file(self, row: int) -> int:
-        """Return the number that a row has in its own file.
+        """Return the number, from 0, that a row has in its own file.
 
-        DataError and SettingsError of `_first_of_file` pass through.
+        If there is no index yet, raise what `_surveyed` raises.
         """
         return row - int(self._first_of_file[self._group_of(row)])
 

@@ -61,7 +61,8 @@ class NumpySource(Source):
     def _found_paths(self) -> list[str]:
         """Return the files that `paths` stands for; raise a DataError if there is none, or if one is named twice.
 
-        Raise a ReadError if a store cannot be asked, or a SettingsError for braces that stand for too many names.
+        Raise a ReadError if a store cannot be asked, or a SettingsError for braces that stand for too many names or a
+        store's missing library.
         """
         return self.files.found(self.settings.paths, ".npy", ".npz")
 
@@ -80,10 +81,10 @@ class NumpySource(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return a stamp of the files.
+        """Return a text that changes when the files do (`Files.stamp`).
 
         Raise a DataError if there is none or one is named twice; a ReadError if a store cannot be asked, or a
-        SettingsError for braces that stand for too many names.
+        SettingsError for braces that stand for too many names or a store's missing library.
         """
         return self.files.stamp(self._found_paths())
 
@@ -149,9 +150,9 @@ class NumpySource(Source):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the bytes of each sample's arrays, all keys in one piece.
 
-        Raise a ReadError if a file is no longer the indexed one, a DataError if it cannot be used, an OSError if the
-        disk fails, and an IndexError if a number is out of range. SettingsError and MachineError of `_columns` pass
-        through.
+        Raise a ReadError if a file is no longer the indexed one or a remote one cannot be fetched, a DataError if it
+        cannot be used, an OSError if the disk fails, and an IndexError if a number is out of range. SettingsError and
+        MachineError of `_columns` pass through.
         """
         self._in_use.refuse_changed()  # before as well: reading a mapped file beyond its end kills the process (SIGBUS)
         columns = self._columns
@@ -198,8 +199,8 @@ class NumpySource(Source):
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, padded, for the keys that `out` has; plain rows are copied as they are.
 
-        Raise a ReadError if a file is no longer the indexed one, a DataError if it cannot be used, and an OSError if
-        the disk fails. SettingsError and MachineError of `_columns` pass through.
+        Raise a ReadError if a file is no longer the indexed one or a remote one cannot be fetched, a DataError if it
+        cannot be used, and an OSError if the disk fails. SettingsError and MachineError of `_columns` pass through.
         """
         self._in_use.refuse_changed()  # before as well, as in `read`
         rows = self._rows[samples]
@@ -229,11 +230,11 @@ class NumpySource(Source):
         return f"{', '.join(self.settings.paths)}, row {self._rows[self.checked(sample)]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the files as one text, and the row, counted from 0."""
+        """Return the files as one text, and the row, counted from 0; whether the number is in range is not checked."""
         return self._where, int(self._rows[sample])
 
     def identity(self, sample: int) -> str:
-        """Return path, size and digest of each file, and the row."""
+        """Return path, size and digest of each file, and the row; whether the number is in range is not checked."""
         return f"{self._known}, row {self._rows[sample]}"
 
     def close(self) -> None:

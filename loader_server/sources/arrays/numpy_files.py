@@ -51,11 +51,11 @@ class ArrayColumn:
 
 
 def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> list[ArrayColumn]:
-    """Return the columns of the wanted keys, or of all keys if none is named.
+    """Return the columns of the wanted keys, in that order, or of all keys if none is named.
 
     Raise a DataError if there is no array, if a file is missing, broken or holds pickles, if a key is missing or there
     twice, or if columns differ in length, have no usable dtype, or have offsets that do not fit their values; a
-    ReadError if a remote file cannot be fetched. SettingsError and MachineError of `_arrays_of` pass through.
+    ReadError if a remote file cannot be fetched. Other errors of `_arrays_of` pass through.
     """
     arrays: dict[str, NDArray[Any]] = {}
     for path in paths:
@@ -81,10 +81,11 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
 
 
 def _arrays_of(files: Files, path: str) -> Mapping[str, NDArray[Any]]:
-    """Return the arrays of a file by name, mapped.
+    """Return the arrays of a file by name, mapped, but for compressed members, which are read into memory.
 
     Raise a DataError if it is missing, or not a whole file of plain arrays, or the disk fails; a ReadError if a remote
-    file cannot be fetched. SettingsError of `facts` and MachineError of `keep_local` pass through.
+    file cannot be fetched. SettingsError of `facts`, MachineError of `keep_local`, and a RuntimeError of zipfile, as
+    for an encrypted member, pass through.
     """
     files.facts(path)
     try:
@@ -108,7 +109,7 @@ def _member(file: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> ND
     """Return an array of an `.npz`: mapped if it is stored, read into memory if it is compressed.
 
     Raise a ValueError if it holds Python objects or is no array; an OSError, EOFError, BadZipFile or zlib's error if it
-    is damaged or cannot be read.
+    is damaged or cannot be read; a RuntimeError if it is encrypted or compressed in an unknown way.
     """
     with archive.open(member) as stream:
         # A compressed member has no bytes that could be mapped.

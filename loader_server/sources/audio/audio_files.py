@@ -86,10 +86,10 @@ def decoded_audio(
 ) -> tuple[NDArray[np.float32], int]:
     """Return the decoded audio of a file's bytes, as one channel, and its rate.
 
-    That is `channel`, or the average of all. Raise a SampleError if the bytes are no audio or are recognizably cut
-    short (see containers), or if they would decode to more than `largest` bytes (0: no limit). Plain WAV files (see
-    containers) are decoded without comparing `largest`: their header cannot claim more than the file holds. Raise a
-    SettingsError for MP3 if the job keeps to a processor level without AVX.
+    That is `channel`, which the file has to have if it has several, or the average of all. Raise a SampleError if the
+    bytes are no audio or are recognizably cut short (see containers; a cut FLAC file may just give fewer frames), or if
+    they would decode to more than `largest` bytes (0: no limit), which is not compared for plain WAV files (see
+    containers). Raise a SettingsError for MP3 if the job keeps to a processor level without AVX.
     """
     plain = plain_wav(raw)
     if plain is not None:
@@ -117,7 +117,7 @@ def audio_bytes(frames: int, channels: int) -> int:
 def _all_of(sound: Any) -> NDArray[np.float32]:
     """Return all frames of all channels, seeking to the start first as `soundfile.read` does.
 
-    The seek decides the last bits of decoded MP3, so leaving it out would change samples.
+    The seek decides the last bits of decoded MP3, so leaving it out would change samples. Errors of soundfile pass.
     """
     if sound.seekable():
         sound.seek(0)
@@ -141,10 +141,10 @@ def decoded_stretch(  # noqa: PLR0913, PLR0917 - a stretch, and which channel of
 ) -> NDArray[np.float32]:
     """Return up to `frames` frames of an open file from frame `start` on, as one channel.
 
-    That is `channel`, which the file has to have, or the average of all. Only these frames are decoded; fewer come back
-    if the file ends before. Raise a SampleError if the file is no audio or is recognizably cut short, or if the stretch
-    would decode to more than `largest` bytes (0: no limit); an OSError if it cannot be read; a SettingsError for MP3 if
-    the job keeps to a processor level without AVX.
+    That is `channel`, which the file has to have if it has several, or the average of all. Only these frames are
+    decoded; fewer come back if the file ends before. Raise a SampleError if the file is no audio, is recognizably cut
+    short or ends before `start`, or if the stretch would decode to more than `largest` bytes (0: no limit); an OSError
+    if it cannot be read; a SettingsError for MP3 if the job keeps to a processor level without AVX.
     """
     try:
         mended = _whole_audio(_of_handle(handle), os.fstat(handle).st_size, where)
@@ -174,8 +174,9 @@ def _mono(audio: NDArray[np.float32], channel: int) -> NDArray[np.float32]:
 def header_of(path: str, seen: SeenFiles) -> AudioHeader:
     """Return the header of a local file without decoding it, and note its content's digest in `seen`.
 
-    Raise a SampleError if it is no regular file, is empty, no audio, or recognizably cut short (see containers); an
-    OSError if it cannot be opened or read; a SettingsError for MP3 if the job keeps to a processor level without AVX.
+    Raise a SampleError if it is no regular file, is empty, no audio, without samples, or recognizably cut short (see
+    containers); an OSError if it cannot be opened or read, or a chunk before its audio leads beyond its end; a
+    SettingsError for MP3 if the job keeps to a processor level without AVX.
     """
     # soundfile reads headers from a descriptor in half the time that it takes from a Python file.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: opening a pipe must not wait
@@ -194,8 +195,9 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
     """Return the header of a remote file without decoding it.
 
     Only the first bytes of a plain WAV file are fetched, but all of any other file. Raise a SampleError if it is empty,
-    no audio, or recognizably cut short; a DataError if it is missing; a ReadError if it cannot be fetched; a
-    SettingsError for MP3 if the job keeps to a processor level without AVX.
+    no audio, without samples, or recognizably cut short; a DataError if it is missing; a ReadError if it cannot be
+    fetched; a SettingsError for MP3 if the job keeps to a processor level without AVX. Raise besides what `header_of`
+    and the cache of remote files raise: an OSError, a MachineError, or a SettingsError without a store's library.
     """
     facts = files.facts(url)
     if facts.bytes == 0:
@@ -212,8 +214,8 @@ def header_of_remote(url: str, files: Files) -> AudioHeader:
 def _frames(handle: int, status: os.stat_result, path: str) -> tuple[int, int, int]:
     """Return frames, rate and channels of an open local file.
 
-    Raise a SampleError if it is no regular file, is empty, no audio, or recognizably cut short; an OSError if it cannot
-    be read; a SettingsError as `header_of` does.
+    Raise a SampleError if it is no regular file, is empty, no audio, without samples, or recognizably cut short; an
+    OSError if it cannot be read; a SettingsError as `header_of` does.
     """
     if not stat.S_ISREG(status.st_mode):
         raise _unusable("not_a_file", "a file", "something else", path)
@@ -234,7 +236,7 @@ def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
 def _header(file: int | io.BytesIO, read: Callable[[int, int], bytes], size: int, where: str) -> tuple[int, int, int]:
     """Return frames, rate and channels of a file that `read` reads; raise what `header_of_bytes` does.
 
-    Errors of `read` pass.
+    Errors of `read` pass, which may be asked for a negative number of bytes if a chunk leads beyond the file's end.
     """
     if plain := plain_header(read(0, min(HEADER_BYTES, size)), size):
         return *plain, 1
@@ -260,7 +262,7 @@ def _whole_audio(read: Callable[[int, int], bytes], size: int, where: str) -> io
 
     A program that writes into a pipe leaves 0 there, which libsndfile takes for an empty recording; the copy has the
     size that means "all that follows". Return None for any other file, which is decoded as it is. Errors of `read`
-    pass.
+    pass, as for a negative number of bytes (see `audio_extent`).
     """
     extent = audio_extent(read, size)
     if extent is not None and extent.is_cut(size):

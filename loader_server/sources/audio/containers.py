@@ -98,8 +98,9 @@ class AudioExtent:
 def audio_extent(read: Read, size: int) -> AudioExtent | None:
     """Return the extent of the audio in a file of this size.
 
-    Return None if the container is none of those known here, or if the file's headers end before the audio is found.
-    Errors of `read` pass.
+    Return None if the container is none of those known here, or if the file's headers end, or are more than 4096,
+    before the audio is found. Errors of `read` pass; it is asked for a negative number of bytes if a chunk leads beyond
+    the end.
     """
     head = read(0, min(size, 40))
     parse = _parser_of(head)
@@ -110,7 +111,7 @@ def audio_extent(read: Read, size: int) -> AudioExtent | None:
 
 
 def _parser_of(head: bytes) -> Callable[[Read, int, bytes], AudioExtent | None] | None:
-    """Return the parser for the container that these first bytes announce, or None."""
+    """Return the parser for the container that these first bytes announce; None for any other file."""
     if head[:16] == _W64_RIFF and head[24:40] == _W64_WAVE:
         return _w64
     by_name = {b"caff": _caf, b".snd": _au, b"dns.": _au}
@@ -119,19 +120,20 @@ def _parser_of(head: bytes) -> Callable[[Read, int, bytes], AudioExtent | None] 
 
 
 def _known(promised: int, without: int = 0) -> int | None:
-    """Return a 32-bit size less `without` bytes, or None if it is a placeholder for "unknown"."""
+    """Return a 32-bit size less `without` bytes, at least 0; None if it is a placeholder for "unknown"."""
     return None if any(promised in sizes for sizes in _UNKNOWN_SIZES) else max(promised - without, 0)
 
 
 def _known_long(promised: int, without: int = 0) -> int | None:
-    """Return a 64-bit size less `without` bytes, or None if it is a placeholder for "unknown"."""
+    """Return a 64-bit size less `without` bytes, at least 0; None if it is 0 or another placeholder for "unknown"."""
     return None if promised in _UNKNOWN_LONG_SIZES else max(promised - without, 0)
 
 
 def _chunks(read: Read, size: int, at: int, layout: _ChunkLayout) -> Iterator[tuple[bytes, int, int]]:
     """Yield name, size and first byte of each chunk from `at` on, up to the limit on chunks.
 
-    Raise a struct.error if the file ends within or before a chunk's header; errors of `read` pass.
+    Raise a struct.error if the file ends within a chunk's header. Errors of `read` pass; it is asked for a negative
+    number of bytes at a place beyond the end.
     """
     header, align, counted = layout
     for _ in range(_MOST_CHUNKS):
@@ -165,7 +167,7 @@ def _riff(read: Read, size: int, head: bytes) -> AudioExtent | None:
 
 
 def _riff_data(begin: int, nbytes: int, whole: int, block: int) -> AudioExtent:
-    """Return the extent of a data chunk, reading a size of 0 as "unknown" unless the RIFF size confirms it."""
+    """Return the extent of a data chunk; a size of 0 is unknown (see `zero_at`) unless the RIFF size confirms it."""
     if nbytes:
         return AudioExtent(begin, _known(nbytes), block)
     is_meant = _known(whole) is not None and 8 + whole > begin
@@ -245,7 +247,7 @@ def is_ogg_cut(read: Read, size: int) -> bool:
 def plain_wav(raw: bytes) -> tuple[NDArray[np.float32], int] | None:
     """Return the samples of a plain WAV file, from -1 to 1, and their rate; None for any other file.
 
-    ValueError of `plain_samples` passes through.
+    That is also None for a file whose sizes disagree with its bytes, such as a cut one.
     """
     header = plain_header(raw, len(raw))
     return header and (plain_samples(raw, HEADER_BYTES), header[1])

@@ -44,7 +44,7 @@ class RecordedSource(Source):
         return self._recordings.indexed_files()
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Start fetching the recordings of these samples, if they are remote."""
+        """Start fetching the recordings of these samples, if they are remote; fetches that fail are dropped."""
         if self.files.are_remote:
             self._recordings.expect(samples.tolist())
 
@@ -67,8 +67,9 @@ class RecordedSource(Source):
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the sample's audio, its rate, and what `values_beside_audio` adds.
 
-        Raise a SampleError if the audio cannot be decoded. If decoding seeks in the file, raise a ReadError if that has
-        changed, or an OSError if it cannot be opened.
+        Raise a SampleError if the audio cannot be decoded, is too large or not as long as indexed. Other errors of
+        `Recordings.decode` pass, such as a ReadError or OSError if decoding seeks in the file, and a SettingsError for
+        MP3.
         """
         audio, rate = self._recordings.decode(sample, raw)
         return _audio_first(audio, rate, self.values_beside_audio(sample))
@@ -77,7 +78,7 @@ class RecordedSource(Source):
         """Return the decoded samples, of which there is at least one, as columns.
 
         Return None, so that the caller decodes one by one, if that would take long (see `Recordings.decode_all`) or if
-        samples hold different keys. Raise what `decode` raises.
+        samples hold different keys. Raise what `decode` raises, for any of them.
         """
         decoded = self._recordings.decode_all(samples, raw)
         rows = [self.values_beside_audio(sample) for sample in samples]
@@ -89,9 +90,9 @@ class RecordedSource(Source):
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
         """Return the bytes of each stretch; empty bytes where decoding has to seek in the file.
 
-        Read whole samples if any chunk does not cut the audio. Reading raises a ReadError if a file is not the indexed
-        one or a remote one cannot be fetched, and an OSError if it cannot be opened or read. SettingsError and
-        MachineError of `read_chunk` pass through.
+        Read whole samples, as `read` does, if any chunk does not cut the audio. Reading raises a ReadError if a file is
+        not the indexed one or a remote one cannot be fetched, and an OSError if it cannot be opened or read.
+        SettingsError and MachineError of `read_chunk` pass through.
         """
         if not all(_AUDIO in chunk.keys for chunk in chunks):
             return super().read_chunks(chunks)
@@ -134,9 +135,10 @@ class ListedSource(RecordedSource):
     beside_audio: ClassVar[tuple[str, ...]]
 
     def open(self, indexed: Indexed) -> None:
-        """Take the index; raise a DataError if a list is gone or has changed since it was made.
+        """Take the index; raise a DataError if a list is gone, cannot be opened or has changed since it was made.
 
-        Raise a ReadError if its store cannot be asked. SettingsError of `refuse_other_list` passes through.
+        Raise a ReadError if its store cannot be asked or it cannot be fetched, a SettingsError if the store's library
+        is missing, and an OSError if the disk fails.
         """
         for facts in indexed.origin:
             refuse_other_list(facts, self.files, self.list_kind, indexed.place)
@@ -150,7 +152,7 @@ class ListedSource(RecordedSource):
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
         """Return the transcripts, block by block, out of the index.
 
-        None for any key but "text", or if there are none.
+        Return None for any key but "text", or if there are none.
         """
         return texts_of_column(self._strings[key]) if key == "text" and key in self._strings else None
 

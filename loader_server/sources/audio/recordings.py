@@ -96,9 +96,9 @@ class Recordings:
         self._where = where
 
     def expect(self, samples: Sequence[int]) -> None:
-        """Start fetching the files of these samples that are remote.
+        """Start fetching the files of these samples that are remote; fetches that fail are dropped.
 
-        Errors of `expect_files` pass through.
+        What `path_of` raises passes through.
         """
         self._files.expect_files((self._path_of(sample), self._facts(sample)) for sample in samples)
 
@@ -144,7 +144,7 @@ class Recordings:
         """Return the bytes that decoding an extent of a remote file needs, in its indexed version.
 
         If decoding has to seek, fetch the file to this machine and return empty bytes. Raise a ReadError if that
-        version cannot be fetched. SettingsError and MachineError of `whole` pass through.
+        version cannot be fetched. Errors of the cache pass through, such as a MachineError, OSError or SettingsError.
         """
         facts = self._facts(extent.sample)
         if extent.is_whole_file:
@@ -188,8 +188,8 @@ class Recordings:
         """Return a descriptor of the sample's file, to be closed by the caller.
 
         Raise a ReadError if a local file has another size than the indexed one, or a remote one cannot be fetched; its
-        content is not compared here. Raise an OSError if it cannot be opened. SettingsError and MachineError of `local`
-        pass through.
+        content is not compared here. Raise an OSError if it cannot be opened. Other errors of `Files.local` pass
+        through.
         """
         if is_url(path := self._path_of(sample)):
             with self._files.local(path, self._facts(sample)) as place:
@@ -257,8 +257,8 @@ class Recordings:
         """Return the sample's audio and its rate.
 
         Raise a SampleError if it cannot be decoded, is too large, or has other than the indexed number of frames. If
-        decoding seeks in the file, raise a ReadError if that is no longer the indexed one, or an OSError if it cannot
-        be opened. SettingsError and MachineError of `_decode` pass through.
+        decoding seeks in the file, raise a ReadError if that is no longer the indexed one or cannot be fetched, or an
+        OSError if it cannot be opened or read. SettingsError, as for MP3, and MachineError of `_decode` pass through.
         """
         return self._decode(self._extent(sample), raw)
 
@@ -300,8 +300,8 @@ class Recordings:
         """Return the audio of an extent and its rate, however many frames there are.
 
         Raise a SampleError if it cannot be decoded or is too large. If it seeks in the file, raise a ReadError if that
-        is another one or cannot be fetched, or an OSError if it cannot be opened. ValueError of `plain_wav` and
-        SettingsError and MachineError of `_open` pass through.
+        is another one or cannot be fetched, or an OSError if it cannot be opened or read. ValueError of `plain_samples`
+        and SettingsError and MachineError of `_open` and of decoding pass through.
         """
         sample = extent.sample
         if extent.is_whole_file:
@@ -320,7 +320,8 @@ class Recordings:
         """Return the audio of an extent of an open file.
 
         Raise a ReadError if a local file is no longer the indexed one, whether decoding failed or not; otherwise a
-        SampleError if it cannot be decoded or is too large. An OSError of the disk passes.
+        SampleError if it cannot be decoded or is too large, or a SettingsError as `decoded_stretch` does. An OSError of
+        the disk passes.
         """
         sample = extent.sample
         where, channel = self._named(sample), int(self._channel[sample])

@@ -49,7 +49,7 @@ _FAR_FRAMES = 2.0**62
 def channel_setting(which: str) -> Any:
     """Return the setting `channel` of a source; `which` names the rows that it holds for, in its help.
 
-    BadValue of `whole` passes through.
+    Its parser takes integers of at least -1, and raises BadValue for anything else.
     """
     return setting(
         whole(AVERAGED), f"the channel, from 0, of {which}; -1: the average of all", default=AVERAGED, later=True
@@ -97,9 +97,9 @@ class Headers:
     def find(self, path: str, stretch: Stretch, where: tuple[str, int]) -> AudioStretch | BadRow:
         """Return the stretch that a row asks for, or a BadRow at `where`, its file and line.
 
-        The row is bad if the file is missing, unreadable, no audio or too large, if it lacks the channel, or if the
-        stretch is empty or lies outside of it. Raise a ReadError if a remote file cannot be fetched. SettingsError and
-        MachineError of `_header` pass through.
+        The row is bad if the file is missing, unreadable, no audio, cut short or too large, if it lacks the channel, or
+        if the stretch is empty or lies outside of it. Raise a ReadError if a remote file cannot be fetched.
+        SettingsError, as for MP3, and MachineError of `_header` pass through.
         """
         if path not in self._known:
             # Bad files are remembered, too: a table may name one in thousands of rows.
@@ -121,8 +121,8 @@ class Headers:
 def _header(path: str, files: Files) -> AudioHeader | BadRow:
     """Return a file's header, or a BadRow without a place if the file is missing or unusable.
 
-    Raise a ReadError if a remote file cannot be fetched. SettingsError and MachineError of `header_of_remote` pass
-    through.
+    Raise a ReadError if a remote file cannot be fetched. SettingsError of `header_of`, and SettingsError and
+    MachineError of `header_of_remote`, pass through.
     """
     try:
         return header_of_remote(path, files) if is_url(path) else header_of(path, files.seen)

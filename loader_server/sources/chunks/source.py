@@ -46,7 +46,7 @@ class _Column:
 class ChunkedSource(Source):
     """Source of the chunks that a rule cuts from an open source.
 
-    Raise a SettingsError if the rule does not fit the source, as `ChunkRule.table` does.
+    Raise a SettingsError if the rule does not fit the source, as `ChunkRule.table` does; errors of its `fields` pass.
     """
 
     def __init__(self, recordings: Source, rule: ChunkRule, where: str) -> None:
@@ -104,7 +104,7 @@ class ChunkedSource(Source):
 
     @property
     def columns(self) -> Mapping[str, Any]:
-        """Return the columns of each chunk's recording by name, computed when they are read."""
+        """Return the columns of each chunk's recording by name, computed when they are read; errors of theirs pass."""
         return {
             name: _Column(self._strings_of(column), len(self._table))
             for name, column in self._recordings.columns.items()
@@ -137,7 +137,7 @@ class ChunkedSource(Source):
     def read(self, samples: Sequence[int]) -> Iterable[bytes]:
         """Return what decoding each of these chunks takes: whole recordings, unless the source can read less.
 
-        Raise an IndexError if a number is out of range; reading raises what the source's `read_chunks` raises.
+        Raise an IndexError at once if a number is out of range; reading raises what the source's `read_chunks` raises.
         """
         return self._recordings.read_chunks([self._chunk(sample) for sample in samples])
 
@@ -155,7 +155,7 @@ class ChunkedSource(Source):
     def looks_ahead(self) -> bool:
         """Return whether the source of the recordings looks ahead.
 
-        Raise a ReadError if the folder of its cache cannot be used. MachineError of `looks_ahead` passes through.
+        Its errors pass, such as a ReadError if the folder of its cache cannot be used, or a MachineError.
         """
         return self._recordings.looks_ahead()
 
@@ -177,27 +177,27 @@ class ChunkedSource(Source):
     def name(self, sample: int) -> str:
         """Return the recording's name, with the range of steps unless the chunk is all of it.
 
-        Raise an IndexError if the number is out of range.
+        Raise an IndexError if the number is out of range; errors of the recordings' `name` pass.
         """
         return self._with_stretch(sample, self._recordings.name)
 
     def _with_stretch(self, sample: int, text_of: Callable[[int], str]) -> str:
         """Return a recording's text, with the range of steps unless the chunk is the whole recording.
 
-        Raise an IndexError if the number is out of range.
+        Raise an IndexError if the number is out of range; errors of `text_of` pass.
         """
         chunk = self._chunk(sample)
         is_whole = chunk.stop - chunk.start == self._of_recordings[self._key][chunk.sample]
         return text_of(chunk.sample) + ("" if is_whole else f" [{chunk.start}:{chunk.stop}]")
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the recording's place; raise an IndexError if the number is out of range."""
+        """Return the recording's place; raise an IndexError if the number is out of range. Its source's errors pass."""
         return self._recordings.place(self._chunk(sample).sample)
 
     def identity(self, sample: int) -> str:
         """Return the recording's identity, with the range of steps unless the chunk is all of it.
 
-        Raise an IndexError if the number is out of range.
+        Raise an IndexError if the number is out of range; errors of the recordings' `identity` pass.
         """
         return self._with_stretch(sample, self._recordings.identity)
 
@@ -212,6 +212,6 @@ class ChunkedSource(Source):
         return self._recordings.versions
 
     def close(self) -> None:
-        """Close the source of the recordings, whose files open again when they are next read."""
+        """Close the source of the recordings, whose files open again when they are next read; its errors pass."""
         self._recordings.close()
         super().close()

@@ -138,7 +138,7 @@ class LocalFile:
         self._give_back = give_back
 
     def close(self) -> None:
-        """Release the file, which may be evicted from then on; closing again does nothing."""
+        """Release the file, which may be evicted then; closing again does nothing. Errors of `give_back` pass."""
         # Cleared before the call: `__del__` closes again, and a descriptor's number may be another file's by then.
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
@@ -177,7 +177,7 @@ def changed(expected: str, got: str, where: str) -> ReadError:
 def refuse_no_text(head: bytes, where: str) -> None:
     """Raise a DataError if a file with this beginning is known not to be text in UTF-8: compressed, or in UTF-16 or 32.
 
-    Any other beginning passes.
+    `head` has the file's first six bytes, or all of a shorter one. Any other beginning passes.
     """
     without_mark = ("one in UTF-16, without its mark", _CONVERT) if _alternates(head) else None
     kind = next(((got, remedy) for mark, got, remedy in _KINDS if head.startswith(mark)), without_mark)
@@ -188,6 +188,6 @@ def refuse_no_text(head: bytes, where: str) -> None:
 def _alternates(head: bytes) -> bool:
     """Return whether all bytes in even places are zero, or all in odd ones, but not both: Latin letters in UTF-16.
 
-    Return False for fewer than six bytes.
+    Return False for any other number of bytes than six.
     """
     return len(head) == HEAD_BYTES and any(head[::2]) != any(head[1::2])

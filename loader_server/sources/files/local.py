@@ -21,8 +21,9 @@ __all__ = ["LocalHandle", "bytes_at", "files_meant", "is_hidden", "local_stamp",
 def files_meant(base: Path, name: str, suffixes: tuple[str, ...]) -> list[str] | None:
     """Return the files of a folder or a pattern, in any order; None if `name` is neither, so names a file.
 
-    A file that is itself called like a pattern gives None, too. Of a folder, only files that end in a suffix count, if
-    there are suffixes, and no hidden ones. The list is empty if there are none; folders that cannot be read have none.
+    They are relative to `base` as `name` is. A file that is itself called like a pattern gives None, too. Of a folder,
+    only files that end in a suffix count, if there are suffixes, and no hidden ones. The list is empty if there are
+    none; folders that cannot be read have none.
     """
     path, ends = base / name, suffixes or ("",)
     if os.path.isdir(path):  # Path.is_dir raises if a name is too long
@@ -50,7 +51,8 @@ def _below(folder: Path) -> Iterable[str]:
 def named_twice(base: Path, names: Iterable[str]) -> tuple[str, str] | None:
     """Return two names of the same file, by links or not, or None; a file that is absent is known by its path.
 
-    The pair is the name that came first, and the first later name of that file.
+    The pair is the name that came first, and the first later name of that file. An OSError passes if one of two
+    vanishes while they are compared.
     """
     known: dict[tuple[int, int] | str, str] = {}
     # By inode: two names of one file need not look alike (links, `./`, `..`), and each sample would count twice.

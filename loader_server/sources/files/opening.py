@@ -358,8 +358,8 @@ class Files:
     def refuse_no_text(self, path: str) -> None:
         """Raise a DataError if the first bytes show that a file is compressed or otherwise not text in UTF-8.
 
-        Raise it too if the file cannot be opened or a local one read, and a ReadError if a remote one cannot be
-        fetched; any other beginning passes. SettingsError of `open` passes through.
+        Raise it too if the file cannot be opened or read, and a ReadError if a remote one cannot be fetched; any other
+        beginning passes. SettingsError of `open` and MachineError of the cache of remote files pass through.
         """
         with self.open(path) as file:
             try:
@@ -372,7 +372,7 @@ class Files:
         """Return the file as a path, for callers that use `open` with an encoding, `name` and `suffix`.
 
         Raise a DataError if something other than a file is at a local path. Whether anything is there is not looked at,
-        nor is a URL. SettingsError of `facts` passes through.
+        nor is a URL.
         """
         if is_url(path):
             return RemotePath(path, self.open)

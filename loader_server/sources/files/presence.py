@@ -48,7 +48,7 @@ class MissingFiles:
 
     @property
     def share(self) -> float:
-        """Return the missing fraction of the files looked at."""
+        """Return the missing fraction of the files looked at, of which there is at least one."""
         return self.missing / self.looked_at
 
     @property
@@ -68,7 +68,7 @@ class MissingFiles:
 def find_missing(files: IndexedFiles, time_s: float) -> MissingFiles | None:
     """Return a summary of files that are missing, unreadable or of another size, or None if none was found.
 
-    At most `_MOST_LOOKED_AT` or so are looked at, evenly spread, for at most `time_s`; remote files are skipped.
+    Look at 1000 to 1999, evenly spread, or all if there are fewer, until `time_s` are over; remote files are skipped.
     """
     until_s = time.monotonic() + time_s
     first, reason, missing, looked_at = "", "", 0, 0

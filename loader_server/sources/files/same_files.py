@@ -58,7 +58,8 @@ def noted_origin(files: Files, paths: Sequence[str]) -> list[dict[str, Any]]:
     """Return what the index records about these files, for `Inventory(origin=…)`: path, size, version and digest.
 
     Raise a DataError if a file is absent, a ReadError if a store cannot be asked or read, a SettingsError if its
-    library is missing, and an OSError if the disk fails.
+    library is missing, and an OSError if the disk fails. Other errors of the cache of remote files pass, such as a
+    MachineError.
     """
     return [{**facts, "digest": _digest_of_path(files, facts["path"], facts["bytes"])} for facts in files.origin(paths)]
 
@@ -66,7 +67,8 @@ def noted_origin(files: Files, paths: Sequence[str]) -> list[dict[str, Any]]:
 def _digest_of_path(files: Files, path: str, nbytes: int) -> str:
     """Return the digest of a local or remote file; that of a local one is remembered for the file's status.
 
-    Raise an OSError if a local file cannot be read, and a ReadError if a remote one cannot be fetched.
+    Raise an OSError if a local file cannot be read, and a ReadError if a remote one cannot be fetched; for a remote one
+    other errors of `Files.read` pass.
     """
     if is_url(path):
         return digest_of(lambda start, stop: files.read(path, start, stop - start), nbytes)
@@ -208,11 +210,11 @@ def digest_of_number(number: int) -> str:
 
 
 def list_facts(path: str, files: Files, word: str) -> dict[str, Any]:
-    """Return the entry for a list in the index's origin; raise a DataError if it is not readable text.
+    """Return the entry for a list in the index's origin; raise a DataError if it is absent or no readable text.
 
     `word` is what messages call the list. One that ends in .gz need not be text. Raise a ReadError if its store cannot
     be asked or it cannot be fetched, a SettingsError if the store's library is missing, and an OSError if the disk
-    fails.
+    fails. Other errors of the cache of remote files pass, such as a MachineError.
     """
     now = _facts_of_list(path, files, word)
     if not path.endswith(".gz"):
@@ -224,7 +226,8 @@ def refuse_other_list(facts: dict[str, Any], files: Files, word: str, index: Pat
     """Raise a DataError if a list no longer has the indexed content, or is gone or cannot be opened.
 
     `word` is what messages call it. Raise a ReadError if its store cannot be asked or it cannot be fetched, a
-    SettingsError if the store's library is missing, and an OSError if the disk fails.
+    SettingsError if the store's library is missing, and an OSError if the disk fails. Other errors of the cache of
+    remote files pass.
     """
     path, now = facts["path"], _facts_of_list(facts["path"], files, word)
     if now.bytes != facts["bytes"] or not _is_same_list(facts, now, files):
@@ -278,7 +281,7 @@ def _digest_of_list(path: str, files: Files) -> str:
     """Return a hash of the whole list, and remember it for the status of a local list once that is settled.
 
     Raise a DataError if the list cannot be opened, a ReadError if a remote one cannot be fetched, and an OSError if the
-    disk fails. SettingsError of `open` passes through.
+    disk fails. SettingsError of `open` and MachineError of reading pass through.
     """
     state = xxhash.xxh3_128()
     with files.open(path) as file:

@@ -40,7 +40,7 @@ class Hdf5File:
 
     Raise a DataError if the file is missing, damaged or has no usable layout. `places` says where parts of its virtual
     datasets may be. Raise a SettingsError if h5py is missing, or isal for compressed chunks, and a ReadError if a
-    remote file cannot be fetched.
+    remote file cannot be fetched; other errors of `Files.facts` and `Files.local` pass, such as a MachineError.
     """
 
     def __init__(self, files: Files, path: str, group: str, keys: Sequence[str], places: PartPlaces) -> None:
@@ -84,7 +84,7 @@ class Hdf5File:
         """Return what reads the bytes of a range of rows from their place in the file; None if the library has to.
 
         Values have to lie there in the bytes that numpy has for them, in one piece or in chunks that can be read. Raise
-        a SettingsError if chunks are compressed and isal is missing.
+        a SettingsError if chunks are compressed and isal is missing. Errors of h5py pass.
         """
         dataset = self._datasets[column.key]
         # With a user block in front, offsets need not count from the beginning of the file: the library knows.
@@ -100,10 +100,12 @@ class Hdf5File:
         return ChunkedValues(dataset, functools.partial(self._files.read, self.path)).read
 
     def values(self, column: Hdf5Column, begin: int, end: int) -> bytes:
-        """Return the bytes of a column's values from `begin` to before `end`.
+        """Return the bytes of a column's values from `begin` to before `end`; for strings and nested rows, of one row.
 
-        For strings and nested rows, return those of row `begin`. Raise a ReadError if the file is damaged or ends
-        there, or an OSError if the disk fails where it is read without h5py. SettingsError of `rows` passes through.
+        That is row `begin`. Raise a ReadError if the file is damaged there, or ends there where it is read without
+        h5py; through h5py fewer come back beyond a dataset's end, or an IndexError for a string or nested row. Raise an
+        OSError if the disk fails where it is read without h5py. Other errors of `Files.read` and SettingsError of
+        `rows` pass through.
         """
         read = self._readers[column.key]
         if read is not None and (raw := read(begin, end)) is not None:
@@ -136,7 +138,7 @@ class Hdf5File:
         return list(dict.fromkeys(path for virtual in self._virtual.values() for path in virtual.paths))
 
     def close(self) -> None:
-        """Close the file, the parts of its virtual datasets and, if it is remote, its copy here."""
+        """Close the file, the parts of its virtual datasets and, if it is remote, its copy here; it stays closed."""
         for virtual in self._virtual.values():
             virtual.close()
         self.file.close()
@@ -149,8 +151,8 @@ class Hdf5File:
 def _rows_of_piece(files: Files, path: str, offset: int, row_bytes: int, begin: int, end: int) -> bytes:  # noqa: PLR0913, PLR0917 - a place in a file
     """Return the bytes of the rows from `begin` to before `end`, which lie in one piece from byte `offset` on.
 
-    Raise a ReadError if the file ends before, or an OSError if the disk fails. SettingsError and MachineError of `read`
-    pass through.
+    Raise a ReadError if the file ends before or a remote one cannot be fetched, or an OSError if the disk fails.
+    DataError, SettingsError and MachineError of `read` pass through.
     """
     return files.read(path, offset + begin * row_bytes, (end - begin) * row_bytes)
 
@@ -186,7 +188,7 @@ class ChunkedValues:
     def read(self, begin: int, end: int) -> bytes | None:
         """Return the bytes of the rows from `begin` to before `end`; None if the library has to read them.
 
-        Errors of the given `read` pass.
+        Errors of the given `read` and of h5py pass.
         """
         parts = []
         for chunk in range(begin // self._rows, -(-end // self._rows)):
@@ -200,7 +202,7 @@ class ChunkedValues:
     def _part(self, chunk: int, start: int, stop: int) -> bytes | memoryview | None:
         """Return the bytes of some rows of a chunk; None if the library has to read them, as of a damaged chunk.
 
-        Errors of the given `read` pass.
+        Errors of the given `read` and of h5py pass.
         """
         place, size = self._place(chunk)
         begin, end = start * self._row_bytes, stop * self._row_bytes
@@ -216,7 +218,7 @@ class ChunkedValues:
         return memoryview(rows)[begin:end] if len(rows) >= end else None
 
     def _place(self, chunk: int) -> tuple[int, int]:
-        """Return where a chunk begins in the file, or _OTHER, and how many bytes it has there."""
+        """Return where a chunk begins in the file, or _OTHER, and how many bytes it has there; errors of h5py pass."""
         if self._places[chunk] == _UNKNOWN:
             info = self._dataset.id.get_chunk_info_by_coord((chunk * self._rows, *[0] * (len(self._dataset.shape) - 1)))
             is_whole = self._deflated or info.size == self._rows * self._row_bytes

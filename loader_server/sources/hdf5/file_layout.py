@@ -195,7 +195,7 @@ def _keys_beside(name: str) -> set[str]:
 
 
 def _column(key: str, dataset: h5py.Dataset, *, ragged: bool) -> Hdf5Column:
-    """Return the column that a dataset makes under this key."""
+    """Return the column that a dataset makes under this key: of text for strings, ragged for variable-length types."""
     # h5py describes a variable-length type by its metadata; strings are such types, too.
     inside = (dataset.dtype.metadata or {}).get("vlen")
     is_text = inside in (str, bytes) or dataset.dtype.kind == "S"

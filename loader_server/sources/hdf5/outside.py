@@ -169,7 +169,7 @@ class VirtualRows:
         """Return the rows from `begin` to before `end`, all of which have to be there.
 
         Raise an OSError or a KeyError if a part is missing, damaged or too short, or a SettingsError if h5py is
-        missing.
+        missing; an OSError or an IndexError beyond the last row.
         """
         with self._lock:
             at = bisect_right(self._parts, begin, key=lambda part: part.begin) - 1
@@ -239,7 +239,7 @@ class VirtualRows:
     def _path_of(self, name: str) -> str:
         """Return the path of a part's file; raise a DataError if the file is missing or may not be a part.
 
-        SettingsError of `facts` passes through.
+        That is so for a pattern of names, a file outside of the stream's folders, and one of the stream's own files.
         """
         if name == _SAME_FILE:
             return self._path

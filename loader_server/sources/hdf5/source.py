@@ -80,8 +80,8 @@ class Hdf5Source(Source):
         """Return all files, opened by the first call.
 
         Raise a DataError if there is none, or if one is named twice, is unusable or has other keys; a ReadError if one
-        has parts that the index does not know, or a store cannot be asked; a SettingsError if h5py is missing.
-        MachineError of `Hdf5File` passes through.
+        has parts that the index does not know, or a store cannot be asked or read; a SettingsError if h5py or a store's
+        library is missing. MachineError of `Hdf5File` passes through.
         """
         with self._lock:
             if not self._open:
@@ -96,12 +96,13 @@ class Hdf5Source(Source):
     def _found_paths(self) -> list[str]:
         """Return the files that `paths` stands for; raise a DataError if there is none, or if one is named twice.
 
-        Raise a ReadError if a store cannot be asked, or a SettingsError for braces that stand for too many names.
+        Raise a ReadError if a store cannot be asked, or a SettingsError for braces that stand for too many names or a
+        store's missing library.
         """
         return self.files.found(self.settings.paths, ".h5", ".hdf5", ".hdf")
 
     def _refuse_unknown_parts(self) -> None:
-        """Raise a ReadError if a file has parts that the index does not know; without an index do nothing.
+        """Raise a ReadError if an open file has parts that the index does not know; without an index do nothing.
 
         Nobody would notice a change of them.
         """
@@ -137,8 +138,9 @@ class Hdf5Source(Source):
     def fields(self) -> tuple[Field, ...]:
         """Return the field of each key that holds numbers; none if all hold strings.
 
-        Raise what opening the files raises: a DataError if one is unusable or has other keys, a SettingsError if h5py
-        is missing, or a ReadError if a remote file cannot be fetched or one has parts that the index does not know.
+        Raise what opening the files raises: a DataError if there is none, or one is unusable or has other keys, a
+        SettingsError if h5py is missing, a ReadError if a remote file cannot be fetched or one has parts that the index
+        does not know, or a MachineError.
         """
         return fields_of_rows(
             (column.key, column.dtype, column.inner, column.ragged) for column in self._columns if not column.is_text
@@ -147,11 +149,11 @@ class Hdf5Source(Source):
     # --- while an index is made ---
 
     def stamp(self) -> str:
-        """Return a stamp of the files, and of other files that hold rows of theirs.
+        """Return a text that changes when the files do, or other files that hold rows of theirs; opens the files.
 
         Raise a DataError if there are no files, one is named twice or unusable, or they differ in their keys; a
-        SettingsError if h5py is missing, or a ReadError if a store cannot be asked. MachineError of `_all_paths` passes
-        through.
+        SettingsError if h5py is missing, or a ReadError if a store cannot be asked or read. MachineError of
+        `_all_paths` passes through.
         """
         return self.files.stamp(self._all_paths())
 
@@ -247,9 +249,9 @@ class Hdf5Source(Source):
     def read(self, samples: Sequence[int]) -> Iterator[bytes]:
         """Yield the bytes of each sample's values, all keys in one piece.
 
-        Raise a ReadError if a file is damaged, or is no longer the indexed one. Raise an IndexError if a number is out
-        of range, an OSError if the disk fails, and a DataError if a file cannot be opened. SettingsError and
-        MachineError of `_files` pass through.
+        Raise a ReadError if a file is damaged or no longer the indexed one, or a remote one cannot be fetched. Raise an
+        IndexError if a number is out of range, an OSError if the disk fails, and a DataError if a file cannot be
+        opened. Other errors of `_files` and `Hdf5File.values` pass through, such as a SettingsError or MachineError.
         """
         before, parts = "", tuple[str, ...]()
         for sample in samples:
@@ -310,7 +312,7 @@ class Hdf5Source(Source):
         return str(self.indexed.origin[self.indexed.numbers["file"][sample]]["path"])
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the file, and the row in it, counted from 0."""
+        """Return the file, and the row in it, counted from 0; whether the number is in range is not checked."""
         return self.files.where(self._path(sample)), int(self.indexed.numbers["row"][sample])
 
     def identity(self, sample: int) -> str:

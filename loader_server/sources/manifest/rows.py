@@ -227,7 +227,7 @@ def _is_csv(manifest: Path | RemotePath) -> bool:
 def _header(manifest: Path | RemotePath) -> list[str]:
     """Return the column names of a CSV file, none if it is empty; raise a DataError if its first line is malformed.
 
-    Raise an OSError if the file cannot be read.
+    Raise an OSError if the file cannot be read; what opening and reading a remote one raises passes.
     """
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:
@@ -245,7 +245,8 @@ def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
     """Yield each row's line number and its cells by column; empty rows are skipped.
 
     A row that cannot be parsed, or has more cells than there are columns, is yielded as a BadRow; a shorter one lacks
-    its last columns. Raise a DataError if the first line cannot be parsed, and an OSError if the file cannot be read.
+    its last columns. Raise a DataError if the first line cannot be parsed, and an OSError if the file cannot be read;
+    what opening and reading a remote one raises passes.
     """
     header = _header(manifest)
     # Bytes that are not UTF-8 pass as surrogates, so that `_refused` can name their row and the other rows stay good.
@@ -271,8 +272,8 @@ def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
 def _json_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
     """Yield each object's line number and its values as text by key; blank lines are skipped.
 
-    A line that holds no object is yielded as a BadRow. Raise an OSError if the file cannot be read. DataError of `open`
-    passes through.
+    A line that holds no object is yielded as a BadRow. Raise an OSError if the file cannot be read; what opening and
+    reading a remote one raises passes.
     """
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         for line, source in enumerate(file, 1):

@@ -68,7 +68,8 @@ class ManifestSource(RecordedSource):
         """Return a text that changes with the manifests and every file they name, missing ones included.
 
         Raise a DataError if a manifest cannot be read or its suffix is not that of a manifest, a ReadError if a store
-        cannot be asked, and a SettingsError if its library is missing.
+        cannot be asked or read, and a SettingsError if its library is missing. MachineError of the cache of remote
+        files passes.
         """
         return self.files.stamp(named_files(self.settings.paths, self.files))
 
@@ -76,7 +77,8 @@ class ManifestSource(RecordedSource):
         """Count the rows of all manifests and find duplicates; raise a DataError for an unusable manifest.
 
         Raise it too if there is no manifest, or only some of them have transcripts; raise a ReadError if a store cannot
-        be asked or read, a SettingsError if its library is missing, and an OSError if the disk fails.
+        be asked or read, a SettingsError if its library is missing, and an OSError if the disk fails. MachineError of
+        reading remote ones passes.
         """
         return survey_manifests(self.settings.paths, self.files)
 
@@ -113,7 +115,8 @@ class ManifestSource(RecordedSource):
         """Take the index; raise a DataError if a manifest has changed since or cannot be opened.
 
         Recordings are not looked at. Raise a ReadError if a store cannot be asked or a manifest fetched, a
-        SettingsError if the store's library is missing, and an OSError if the disk fails.
+        SettingsError if the store's library is missing, and an OSError if the disk fails. Other errors of
+        `refuse_other_list` pass.
         """
         for facts in indexed.origin:
             refuse_other_list(facts, self.files, "manifest", indexed.place)
@@ -150,7 +153,7 @@ class ManifestSource(RecordedSource):
         return tuple(np.flatnonzero(np.diff(self._columns["manifest"], prepend=-1)).tolist())
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Start fetching the recordings of these samples, if they are remote."""
+        """Start fetching the recordings of these samples, if they are remote; fetches that fail are dropped."""
         if self.files.are_remote:
             self._recordings.expect(samples.tolist())
 
@@ -180,11 +183,11 @@ class ManifestSource(RecordedSource):
         return path if self._recordings.is_whole(sample) else f"{path}@{self._others[OFFSET_COLUMN][sample]}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the path of the manifest that has the sample, and the number of its line there, from 1."""
+        """Return the path of the manifest that has the sample, and its line there, from 1; no number is refused."""
         return str(self._manifests[self._columns["manifest"][sample]]), int(self._columns["line"][sample])
 
     def identity(self, sample: int) -> str:
-        """Return the file as it was indexed, and a digest of the rest of its row."""
+        """Return the file as it was indexed, and a digest of the rest of its row; the number is not checked."""
         origin = self.indexed.origin[self._columns["manifest"][sample]]["path"]
         place = self.files.beside(origin, self._paths[sample])
         row = fingerprint(*(column[sample] for column in self._row.values()))[:8]

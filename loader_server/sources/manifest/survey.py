@@ -55,8 +55,8 @@ def survey_manifests(paths: Sequence[str], files: Files) -> Inventory:
 
     Raise a DataError if there is no manifest, one cannot be opened, is not text or has unusable columns (`columns_of`),
     or only some of them have transcripts; raise a ReadError if a store cannot be asked or read, a SettingsError if its
-    library is missing, and an OSError if the disk fails. The pieces read the manifests again, and raise the errors of
-    `read_rows`.
+    library is missing, and an OSError if the disk fails. Other errors of the cache of remote files pass. The pieces
+    read the manifests again, and raise the errors of `read_rows`.
     """
     manifests = tuple(map(files.path, paths))
     if not manifests:
@@ -158,7 +158,7 @@ def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
     """Yield the manifests and every file they name, each manifest before its files.
 
     Raise a DataError if a manifest cannot be read or its suffix is that of no manifest, a ReadError if a remote one
-    cannot be fetched, and a SettingsError if its store's library is missing.
+    cannot be fetched, and a SettingsError if its store's library is missing. MachineError of reading it passes.
     """
     for path in paths:
         manifest = files.path(path)

@@ -81,7 +81,7 @@ class BaseSamples:
                 yield values
 
     def _values(self, epoch: int, sample: int) -> Mapping[str, NDArray[np.generic]] | None:
-        """Return a sample's values, or log and return None if it cannot be used.
+        """Return a sample's values, or log a warning and return None if it cannot be used.
 
         Raise a ReadError if reading keeps failing; other errors of reading, decoding and the transforms pass.
         """

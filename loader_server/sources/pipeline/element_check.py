@@ -52,7 +52,8 @@ class ElementCheck:
     def check(self, epoch: int, shard: int, ordinal: int, flat: Mapping[str, NDArray[np.generic]]) -> None:
         """Raise a DataError if this element is too large, or differs from the one made first.
 
-        Elements are compared only if the stream asks for exact replay.
+        Elements are compared only if the stream asks for exact replay; the first one's digest is then stored for later
+        ones.
         """
         place = f"{self.where}, element {ordinal} of shard {shard} of epoch {epoch}"
         for key, most in self.most_steps.items():
@@ -93,7 +94,8 @@ class FirstDigests:
     def first(self, epoch: int, shard: int, ordinal: int, digest: int) -> int:
         """Return the digest with which this element was first made, or store and return `digest` if there is none.
 
-        If the files cannot be used, return `digest`, so that the caller's comparison passes, and warn once.
+        If the files cannot be used, return `digest`, so that the caller's comparison passes, and warn once. ValueError
+        of `_remove_old` passes.
         """
         try:
             return self._keep_first(self._folder / f"{self._name}-{epoch}-{shard}", ordinal, digest)
@@ -107,7 +109,8 @@ class FirstDigests:
         """Return the digest stored in the file, after storing this one if there is none.
 
         There is no lock: two workers that make an element at the same moment both store theirs, and later makings are
-        compared with the one stored last. Raise an OSError or a MachineError if the file cannot be used.
+        compared with the one stored last. Raise an OSError or a MachineError if the file cannot be used; ValueError of
+        `_remove_old` passes.
         """
         self._folder.mkdir(exist_ok=True)
         if not path.exists():  # the first element of a shard in a new epoch
@@ -126,7 +129,7 @@ class FirstDigests:
         """Remove the files of all but the four newest epochs, and those under other names.
 
         Other names are of earlier states of the stream. A file that cannot be removed stays. Raise an OSError if the
-        folder cannot be listed.
+        folder cannot be listed, and a ValueError for a file under this name without an epoch.
         """
         # Epoch of each file; -1 for those under other names, which nobody compares with any more.
         epochs = dict.fromkeys(self._folder.iterdir(), -1)
