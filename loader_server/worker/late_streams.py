@@ -86,12 +86,14 @@ class LateStreams:
         return [wanted]
 
     def _open(self, name: str) -> None:
+        builder = None
         try:
-            self._tried.put((name, self._open_stream(name)))
+            builder = self._open_stream(name)
         except (StokerError, OSError) as error:
             Log("worker").warning("stream cannot be opened yet", stream=name, error=str(error))
-            self._tried.put((name, None))
-        self._wake()
+        finally:  # after any other error too: the stream would never be tried again
+            self._tried.put((name, builder))
+            self._wake()
 
     def take_opened(self) -> list[Builder]:
         """Return the builders of the streams that were opened since the last call; empty if none was.

@@ -43,13 +43,14 @@ class Worker:
         self.job = Job(folder)
         self.woken = threading.Event()
         self.fails = 0
+        self.error = DataError(expected="an index of this graph", got="another", where="here", remedy="Wait.")
         self.late = LateStreams(self.job, self._open, self.woken.set)
         self.now_s = 0.0
 
     def _open(self, name):
         if self.fails:
             self.fails -= 1
-            raise DataError(expected="an index of this graph", got="another", where="here", remedy="Wait.")
+            raise self.error
         return f"builder of {name}"
 
     def look(self):
@@ -112,6 +113,16 @@ def test_what_cannot_be_opened_yet_is_tried_again(worker):
     worker.look()
     assert worker.opened() == []
     assert worker.late.awaited == {"sent"}
+    worker.look()
+    assert worker.opened() == ["builder of sent"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_stream_is_tried_again_after_any_error(worker):
+    worker.fails, worker.error = 1, ImportError("no library yet")
+    put_files(worker.job)
+    worker.look()
+    assert worker.opened() == []
     worker.look()
     assert worker.opened() == ["builder of sent"]
 
