@@ -63,7 +63,8 @@ class RayFleet:
     def turn(self) -> None:
         """Hear all actors, and have as many workers as are wanted.
 
-        Raise the error with which the coordinator cannot begin to serve, or MachineError if Ray cannot run its actor.
+        Raise the error with which the coordinator cannot begin to serve, MachineError if Ray cannot run its actor, and
+        SettingsError if nobody could connect to its address, or a worker's orders are too large.
         """
         facts = self._coordinator.look()
         if self._coordinator.is_lost:

@@ -99,7 +99,7 @@ class SyntheticSource(Source):
         self._text = _text(self.settings, 2**_TEXT_BITS + int(_length_steps(self.settings)[-1]))
 
     def name(self, sample: int) -> str:
-        """Return the sample's number, its only name; raise an IndexError if it is out of range."""
+        """Return "synthetic" and the sample's number, as one text; raise an IndexError if it is out of range."""
         return f"synthetic {self.checked(sample)}"
 
     def decode(self, sample: int, _raw: bytes) -> dict[str, Any]:

@@ -223,8 +223,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def _share(self, epochs: int, logs: Mapping[str, Any], *, is_whole: bool) -> Mapping[str, Any]:
         """Share the epoch's results; return the logs, with the means over all ranks where these are known.
 
-        If early stopping has to decide on a whole epoch, wait for all ranks; errors of `share` are passed on. Without
-        values or rows to share, return the logs as they are.
+        If early stopping has to decide on a whole epoch, ranks in step wait for all, even without rows; errors of
+        `share` are passed on. Without values, or without rows if nobody has to wait, return the logs as they are.
         """
         session = self._session
         rows, self._rows_before = session.trained_rows - self._rows_before, session.trained_rows
@@ -338,7 +338,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             self._save_inside()
 
     def _stop_with_the_job(self) -> None:
-        """Stop training, as the job was ended, and save at once; errors of saving are passed on."""
+        """Stop training, as the job was ended, and save if `_save_inside` does now; its errors are passed on."""
         self.model.stop_training = self._job_ended = True
         self._save_inside()
 

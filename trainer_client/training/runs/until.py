@@ -226,9 +226,9 @@ class AgreedTime:
 
 
 def _absolute(name: str, limit: int | str | None, there: int) -> int | None:
-    """Return the absolute number: a number stands for itself, `"+10"` for ten more than there are.
+    """Return the absolute number: a whole number of at least 0, also as a text, stands for itself, "+10" for ten more.
 
-    None stays None. Raise SettingsError for anything else.
+    None stays None. Raise SettingsError for anything else, such as a negative number or a fraction.
     """
     if limit is None:
         return None
