@@ -175,7 +175,7 @@ class BuildThread:
 
     @property
     def has_room(self) -> bool:
-        """Whether `load` is below its limit, which is 4 to 16 builds: more, the quicker builds usually are."""
+        """Whether `load` is below its limit: 4 to 16 builds, twice as many as end while outcomes are held back."""
         # Twice as many as are built while outcomes are held back: the poll loop submits more only when it is woken.
         return self.load < min(max(_AHEAD, int(2 * self._hold_s / self._usual_s)), _MOST_AHEAD)
 
@@ -193,7 +193,7 @@ class BuildThread:
         return awaited_s + (0.0 if since_s is None else time.monotonic() - since_s)
 
     def held_up_s(self) -> float:
-        """Return how long the thread could have run since its start and had no CPU; 0 if the system does not tell."""
+        """Return how long the thread could have run since its start and had no CPU; 0 if unknown, or if it ended."""
         try:
             _, held_up_ns, _ = Path(f"/proc/self/task/{self._thread.native_id}/schedstat").read_text().split()
         except (OSError, ValueError):  # a kernel without these statistics, or a thread that has ended
@@ -398,8 +398,8 @@ class BuildThread:
         """Try the batch's samples in a child process; yield those convicted of killing, hanging or exhausting it.
 
         Known culprits are skipped, also those that other workers report while the trial runs, and all samples once the
-        build is cancelled. Raise MachineError for the first sample that cannot be judged. OSError of `try_samples`
-        passes through.
+        build is cancelled. Raise MachineError for the first sample that cannot be judged; other errors of
+        `try_samples` and `is_culprit` pass through.
         """
         assert prepared.raw is not None
         # A generator, so that each condition is looked at just before the sample is tried.

@@ -87,7 +87,7 @@ class _BatchInHand:
     suspects: set[str] | None = None
 
     def mask(self, name: str, error: SampleError) -> None:
-        """Count a masked row, and keep the first one's name and error."""
+        """Count a masked row, also by its reason, and keep the first one's name, reason and fault, shortened."""
         self.masked += 1
         self.reasons[error.reason[:_MOST_NAME]] += 1
         if not self.reason:
@@ -130,11 +130,11 @@ class Builder:
         return self._gathering is None or self._gathering.reads_ahead or want.attempt > 0
 
     def batches(self, epoch: int, group: int) -> int:
-        """Return the number of batches of an epoch for this group size; opening it may take seconds, or raise."""
+        """Return the number of batches of an epoch in groups of this size; errors of opening it, maybe slow, pass."""
         return self._get_epoch(epoch, group).batches
 
     def _get_epoch(self, epoch: int, group: int) -> EpochPlan:
-        """Return the epoch's plan, opened on first use, which may raise; beyond `_EPOCHS_KEPT` the oldest goes."""
+        """Return the epoch's plan, opened on first use, whose errors pass; beyond `_EPOCHS_KEPT` the oldest goes."""
         key = (epoch, group)
         # Several readers prepare wants at once: the lock makes them open an epoch, which may take seconds, only once.
         with self._lock:
@@ -164,8 +164,8 @@ class Builder:
         """Look the want up in the plan and read its samples, calling `begin` before each; safe in a reader thread.
 
         Culprits and cache hits are not read, nor what a source that writes batches at once has. Raise DataError if the
-        batch is beyond the epoch's end, ReadError if reading fails, and OSError if the feature cache's disk fails.
-        Other errors of the source pass through.
+        batch is beyond the epoch's end, and ReadError if reading fails. Other errors of the plan, the source and the
+        feature cache, such as an OSError of its disk, pass through.
         """
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
@@ -256,7 +256,7 @@ class Builder:
 
         Samples that cannot be used are masked, as are known culprits and `convicted` samples, and samples with NaN or
         infinite values if the job masks these. Raise ExhaustedError or MemoryError if memory or descriptors ran out,
-        and ReadError if the machine failed otherwise. Errors of a source that writes whole batches, of names and
+        and ReadError if the machine failed otherwise. Errors of writing whole batches at once, of names and
         identities, and of the feature cache pass through.
         """
         began_ns = time.perf_counter_ns()
@@ -313,7 +313,7 @@ class Builder:
         """Write all samples in the quickest way possible; return the number of valid rows.
 
         Samples that cannot be used are masked. Raise ExhaustedError or another error if memory or descriptors ran out,
-        and ReadError if the machine failed otherwise. Errors of a source that writes whole batches, of names and
+        and ReadError if the machine failed otherwise. Errors of writing whole batches at once, of names and
         identities, and of the feature cache pass through.
         """
         prepared = batch.prepared
@@ -371,7 +371,7 @@ class Builder:
     def _write_at_once(self, source: Gathers, batch: _BatchInHand) -> int:
         """Let the source write all samples but culprits, which are masked; return the number of valid rows.
 
-        Pass on any error of the source.
+        Pass on any error of the source, and ValueError if a sample of a packed batch is longer than its place.
         """
         places, prepared = batch.places, batch.prepared
         places.begin()

@@ -80,7 +80,7 @@ class Conviction:
 
 
 def judged(returncode: int) -> tuple[str, bool]:
-    """Return how a child that we did not kill ended, and whether the sample in hand can be the cause."""
+    """Return how a child that we did not kill ended, and whether the sample can be the cause: an exit or a crash."""
     return how_it_ended(returncode), returncode >= 0 or -returncode in _CRASHES
 
 
@@ -171,7 +171,7 @@ class CrashTrial:
         """Try samples one by one; yield each that is at fault as soon as it is found.
 
         Raise MachineError for the first sample that cannot be judged, or if a killed child does not go away, and
-        OSError if there is no memory for a sample's bytes.
+        OSError if there is no memory for a sample's bytes. Errors of the source's names and identities pass through.
         """
         for sample, raw in samples:
             tries: list[Try] = []

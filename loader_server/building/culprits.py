@@ -31,7 +31,7 @@ def kills(name: str) -> SampleError:
 
 
 def culprit_key(stream: str, identity: str) -> int:
-    """Return the hash that stands for a culprit on the wire."""
+    """Return the 64-bit hash of stream and identity that stands for a culprit on the wire."""
     # An identity may hold bytes of a file name that are no UTF-8; on the wire they are escaped, and so here.
     return digest64(f"{stream}\0{identity}".encode("utf-8", "backslashreplace"))
 

@@ -32,7 +32,7 @@ _LONGEST = 200
 
 
 def builder_fingerprint(streams: Mapping[str, Stream], sent: Mapping[str, str]) -> str:
-    """Return the fingerprint of all streams of a job, by name.
+    """Return one fingerprint, as a text, of all streams of a job, which are given by name.
 
     A stream whose graph trainers send (`sent`) counts by what else shapes its batches, because the graph may come
     later; the plan's digest tells graphs apart. Errors of `Stream.builder` pass through, such as an OSError.

@@ -49,7 +49,7 @@ class FiniteCheck:
         places: Places,
         note: Callable[[int, SampleError], None],
     ) -> tuple[tuple[str, int], ...]:
-        """Return how many samples have NaN or infinite values, by key, for those `suspects` that any sample has.
+        """Return how many samples have NaN or infinite values, by key, for those `suspects` that any has; maybe ().
 
         Warn of the first sample of each key, once. If the job masks such samples, clear their places and call `note`
         once for each. Errors of the source's `name` pass through.

@@ -29,7 +29,7 @@ class PlaceInRow:
 
 
 def write_marks(segments: NDArray[Any], positions: NDArray[Any], place: PlaceInRow, length: int) -> None:
-    """Write the segment id and the positions of a sample of this length, which has to fit into its place."""
+    """Write the segment id and the positions of a sample; nothing checks that this length fits into its place."""
     cells = slice(place.offset, place.offset + length)
     segments[place.row, cells] = place.segment
     positions[place.row, cells] = np.arange(length)

@@ -61,7 +61,7 @@ class WholeBuilder(Builder):
     def prepare(self, want: Want, begin: Callable[[int], None] = unwatched) -> Prepared:
         """Have the source make the batch, and lay it out by the lengths that it has; an empty want makes nothing.
 
-        Raise DataError if the batch is beyond the epoch's end, and any error of making it.
+        Raise DataError if the batch is beyond the epoch's end, and any error of the plan or of making the batch.
         """
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)

@@ -38,9 +38,9 @@ def ask_coordinator(
 ) -> _Answer:
     """Send a question to the coordinator, and return its answer.
 
-    Raises RefusedError if it refuses, LostError if its first message is no answer of the expected kind or none comes in
-    time, SettingsError if a key, the endpoint or its file cannot be used, ProtocolError if the answer cannot be
-    decoded, and MachineError if too few open files or too little memory are left. Errors of `connected` pass through.
+    Raises what `error_of` makes of a refusal, mostly RefusedError, LostError if its first message is no answer of the
+    expected kind or none comes in time, SettingsError if a key, the endpoint or its file cannot be used, ProtocolError
+    if the answer cannot be decoded, and MachineError if open files or memory run short. Errors of `connected` pass.
     """
     until_s = time.monotonic() + timeout_s
     with _opened(endpoint, keys, until_s) as (dealer, followed):
@@ -65,7 +65,7 @@ def opened(endpoint: str, *, keys: str | Path | None, timeout_s: float) -> Itera
     """Yield a socket that connects to the coordinator at an endpoint, for several questions.
 
     Wait up to `timeout_s` for an endpoint file that names no address yet. Raises SettingsError if a key, the endpoint
-    or its file cannot be used, and MachineError if too few open files or too little memory are left.
+    or its file cannot be used, and MachineError if open files or memory run short; errors of `connected` pass.
     """
     with _opened(endpoint, keys, time.monotonic() + timeout_s) as (dealer, _):
         yield dealer

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def index_missing(job: JobFile) -> None:
-    """Make the missing indexes, and check the others' data for changes.
+    """Make the missing indexes and print the reports on them; check the others' data for changes.
 
     Streams whose data set a trainer has to send first are skipped. Raises DataError, such as a ReadError, if indexed
     data have changed, or drop more letters than the job file allows now, SettingsError if settings are wrong or a
@@ -117,7 +117,7 @@ def _look_for_changes(sources: Sequence[tuple[SourceSpec, Path]]) -> None:
 def index_streams(
     job: JobFile, names: Sequence[str], *, strict: bool = False, processes: int = 0, force: bool = False
 ) -> dict[str, IndexReport]:
-    """Make the indexes of these streams, unless they are up to date; with `force`, make all of them.
+    """Make the indexes of these streams, those up to date only with `force`; return all reports, by stream or source.
 
     If one fails, the finished ones are reported on standard error before the error is raised: DataError for data that
     cannot be indexed, SettingsError for settings that would stop the job at its start, a closed folder or a package
@@ -152,7 +152,7 @@ def _show_finished(failed: str, reports: Mapping[str, IndexReport], names: Seque
 def _index_stream(
     job: JobFile, name: str, request: Callable[..., IndexRequest], *, force: bool
 ) -> dict[str, IndexReport]:
-    """Make the indexes of all sources of one stream, each by a request of its own; return their reports.
+    """Make the indexes of all sources of a stream, each by its own request; return reports by "stream[, source]".
 
     Those that are up to date are kept, unless `force` is set. Raise DataError for data that cannot be indexed,
     SettingsError for a closed folder or settings that would stop the job at its start, and MachineError if there is no

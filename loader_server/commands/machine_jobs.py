@@ -95,7 +95,7 @@ def _refuse_options_of_joining(options: argparse.Namespace) -> None:
 def fetch_jobs(options: argparse.Namespace) -> int:
     """Fetch what is missing here of the jobs at these endpoints, and return the exit code.
 
-    Raises SettingsError for options that do not go together, or what `fetch` raises.
+    Raises SettingsError for options that do not go together or an unusable endpoint, or what `fetch` raises.
     """
     for settings in _joining(options):
         fetch(settings, options.into)
@@ -167,9 +167,9 @@ def add_job(options: argparse.Namespace) -> int:
 def end_job(options: argparse.Namespace) -> int:
     """Have a job end once its trainers have left, or after so many seconds; with Ctrl-C, at once.
 
-    Return the exit code. Raise LostError if no process serves the job or it does not answer, SettingsError if the job
-    file or the socket cannot be used, or the error with which the process refuses; raise KeyboardInterrupt again if
-    `drain` is 0.
+    Print that it has ended; return the exit code. Raise LostError if no process serves the job or it does not answer,
+    SettingsError if the job file or the socket cannot be used, or the error with which the process refuses; raise
+    KeyboardInterrupt again if `drain` is 0.
     """
     state = JobFolder(options.job).state
     try:

@@ -105,7 +105,7 @@ def _facts(stream: Stream, group: int, epoch: int) -> dict[str, Any]:
     """Return the facts of the plan and notes on data and code, with the digest that cursors and `status` show.
 
     Raises SettingsError if batches cannot come in such groups, or DataError if the chain drops too many letters. Errors
-    of counting letters pass through.
+    of the plan, and of counting letters, pass through.
     """
     notes: dict[str, dict[str, Any]] = {}
     for opened in stream.sources:

@@ -47,7 +47,7 @@ class _Blocks:
     buckets: Integers
 
     def padding(self, total: int, unspilled: int) -> dict[str, float]:
-        """Return the shares of cells without a sample, by cause.
+        """Return the shares of cells without a sample: "all", and by cause.
 
         `total` is the samples' length; `unspilled` is the cells that they would take if each were in its own bucket.
         """
@@ -180,7 +180,7 @@ def find(plan: Plan, sample: int, group: int, epoch: int = 0) -> Facts:
 
 
 def diff(old: Facts, new: Facts) -> dict[str, tuple[object, object]]:
-    """Return every fact that differs between two plans, by its path; None for one that a plan lacks.
+    """Return old and new of every fact that differs between two plans, by its path; None where a plan lacks it.
 
     Return an empty table if none differs.
     """

@@ -164,8 +164,8 @@ def _open(
     """Return a worker once its data are there, or None if it has to end before.
 
     With `waits` it waits for data that are missing; otherwise they are an error, which is reported to the coordinator
-    and raised, as is each other StokerError. SettingsError is raised instead if the coordinator's endpoint cannot be
-    used to report.
+    and raised, as is each other StokerError. Errors of reporting are raised instead, such as SettingsError for an
+    unusable endpoint of the coordinator; other errors, also of serving metrics meanwhile, pass through.
     """
 
     def make() -> Worker:

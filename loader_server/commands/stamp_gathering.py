@@ -80,9 +80,9 @@ class StampGathering:
         self.left_out = 0
 
     def find_processes(self) -> None:
-        """Ask which processes there are.
+        """Ask which processes there are, and set `processes` and `left_out`.
 
-        Raise LostError if no answer comes in time, RefusedError if the coordinator refuses.
+        Raise LostError if no answer comes in time, and RefusedError, or what else `error_of` gives, for a refusal.
         """
         until_s = time.monotonic() + self._timeout_s
         query = StampQuestion().query(0, (), 0)
@@ -166,7 +166,10 @@ class StampGathering:
             self._dealer.send(encode(message))
 
     def _read(self, until_s: float) -> Iterator[m.Message]:
-        """Wait for messages until this time at most; yield those that have come, without those that cannot be read."""
+        """Wait for messages until this time at most; yield those that have come and can be read.
+
+        Raise what `error_of` gives for a refusal, mostly RefusedError.
+        """
         if not self._wait(zmq.POLLIN, until_s):
             return
         while self._dealer.poll(0):

@@ -96,8 +96,8 @@ def _make(job: JobFile, name: str, path: Path, processes: int) -> StatisticsRepo
     """Write one statistics file, and the index if that is missing; return the report.
 
     Raise DataError if no sample can be used, or data cannot be indexed or read; raise SettingsError if a folder is
-    closed or the key is no array, MachineError, MemoryError or OSError if disk or memory are full, and
-    BrokenProcessPool if a process died. Other errors of the sources pass through.
+    closed, settings are wrong or the key is no array, MachineError, MemoryError or OSError if disk or memory are full,
+    and BrokenProcessPool if a process died. Other errors of the sources pass through.
     """
     refuse_closed(path.parent, where=f"{job.recipes[name].where}, {_NAME}, statistics")
     _make_columns(job, job.recipes[name], processes)
@@ -205,7 +205,8 @@ class _Gatherer:
 def _parts(gatherer: _Gatherer, processes: int) -> Iterator[_Gathered]:
     """Yield the moments of each piece, in order, with any number of processes; 0 for as many as pay.
 
-    Raise what `gather` raises, and BrokenProcessPool if a process died.
+    Raise what `gather` raises, with several processes also what opening job and sources does, and BrokenProcessPool if
+    one died.
     """
     starts = range(0, gatherer.samples, _PIECE_SAMPLES)
     pieces = (range(start, min(start + _PIECE_SAMPLES, gatherer.samples)) for start in starts)

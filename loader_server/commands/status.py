@@ -100,7 +100,7 @@ def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 30.
 
 
 def with_limit(report: dict[str, Any]) -> dict[str, Any]:
-    """Return a coordinator's report with what limits its job, as `limit`, and how busy its stations are."""
+    """Return a coordinator's report and, as `limit`, what limits its job: facts, `sentence`, and busy `stations`."""
     limit = limit_of_report(report)
     words = {"sentence": sentence(limit), "stations": stations_of_report(report)}
     return report | {"limit": dataclasses.asdict(limit) | words}

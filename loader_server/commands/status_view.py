@@ -85,7 +85,7 @@ def _some(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> list[Table]:
 
 
 def _limit(report: dict[str, Any]) -> Iterator[str]:
-    """Yield the sentence on what limits the job, and how busy its stations are; nothing before trainers read."""
+    """Yield the sentence on what limits the job, and how busy stations are, if trainers read; then an empty line."""
     if any(trainer["lately"] for stream in report["streams"].values() for trainer in stream["trainers"]):
         yield report["limit"]["sentence"]
         if report["limit"]["stations"]:
@@ -139,7 +139,7 @@ def _stream_cells(name: str, stream: dict[str, Any]) -> list[str]:
 
 
 def _rate(stream: dict[str, Any]) -> float:
-    """Return how many batches a second the stream's trainers read in the last seconds."""
+    """Return how many batches a second the stream's trainers read in the last seconds; 0.0 if that is not known."""
     lately = [trainer["lately"]["5"] for trainer in stream["trainers"] if trainer["lately"]]
     return sum((sums["batches"] / sums["over_s"] for sums in lately), 0.0)
 
@@ -248,7 +248,7 @@ def _worker_cells(worker: dict[str, Any]) -> list[str]:
 
 
 def _busy(worker: dict[str, Any]) -> str:
-    """Return the share of the last seconds in which the worker built, without its waiting for reads."""
+    """Return in what percentage of the last seconds the worker built, without waits for reads; "-" if not known."""
     if not worker["lately"]:
         return "-"
     lately = worker["lately"]["5"]
@@ -267,10 +267,7 @@ def _remote_rows(workers: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
-    """Yield lines on what is not in the tables: what was cut, and what fails.
-
-    There may be none.
-    """
+    """Yield lines on what is not in the tables, such as what was cut, fails, ends or is waited for; maybe none."""
     streams = report["streams"]
     for kind, count in report["cut"].items():
         yield f"and {count} more {kind}: the report is cut to what a message carries"

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises LostError if the coordinator does not answer in time, RefusedError if it refuses, DataError if no process has
     stamps of the batch, SettingsError if an option, a key or the endpoint cannot be used, and MachineError if there is
-    no room for a connection.
+    no room for a connection. Other errors of `opened` and of the coordinator's refusals pass through.
     """
     _refuse_misfits(options)
     with opened(options.endpoint, keys=options.keys, timeout_s=options.timeout_seconds) as dealer:
@@ -78,7 +78,8 @@ def _trace(gathering: StampGathering, options: argparse.Namespace) -> dict[str, 
 def _lives_of_batch(gathering: StampGathering, options: argparse.Namespace) -> list[Life]:
     """Return the last life of the batch at each trainer that had it, of the last epoch unless one was named.
 
-    A life that ended with its taking goes before one that has only begun: the same batch in the next lap, say.
+    A life that ended with its taking goes before one that has only begun: the same batch in the next lap, say. Raise
+    DataError if no trainer has stamps of it; the coordinator's refusal passes through.
     """
     trainers = _trainers(gathering, options.stream)
     streams = {gathering.processes[trainer].process.stream for trainer in trainers}

@@ -146,7 +146,7 @@ def _lengths(examined: ExaminedSource) -> None:
 
 
 def _length_of(value: Any) -> int:
-    """Return the steps of an array or the characters of a text; a number stands for itself."""
+    """Return the steps of an array, the characters of a text or the bytes of bytes; of a number, its whole part."""
     return int(value) if np.ndim(value) == 0 and not isinstance(value, str | bytes) else len(value)
 
 

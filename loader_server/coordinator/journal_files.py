@@ -143,7 +143,7 @@ class JournalFiles:
             self._note_cut()
 
     def note_given_up(self) -> None:
-        """Record that SQLite abandoned a write: where the log ends is unknown until it is restarted."""
+        """Record that SQLite abandoned a write: the log's end is unknown until a restart. OSError of reading passes."""
         if self._log_end:
             self._log_end.lose()
 

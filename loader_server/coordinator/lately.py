@@ -35,7 +35,7 @@ class Lately:
         self._counts: deque[tuple[float, Sequence[float]]] = deque(maxlen=_MOST)
 
     def note(self, counts: Sequence[float], now_s: float) -> None:
-        """Note the counts of a heartbeat, always in the same order; each sums up since the sender began."""
+        """Note a heartbeat's counts, sums since its sender began, in a fixed order; a lower one drops earlier entries."""
         known = self._counts
         if known and any(new < old for new, old in zip(counts, known[-1][1], strict=True)):
             known.clear()
@@ -59,7 +59,7 @@ class Lately:
 
 
 def lately_report(lately: Lately, names: Sequence[str]) -> dict[str, Any] | None:
-    """Return, for each time of `LATELY_S`, the seconds covered and the sums by name; None before two heartbeats."""
+    """Return, by each time of `LATELY_S` as text, `over_s` and the sums by name; None before two heartbeats."""
     report = {}
     for seconds in LATELY_S:
         sums = lately.over(seconds)

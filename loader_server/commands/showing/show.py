@@ -214,7 +214,7 @@ def _shortened(text: str) -> str:
 
 
 def _drawn_text(drawn: dict[str, Any]) -> str:
-    """Return the values as text; if there are many, only their number."""
+    """Return transform, method and values of a draw as a text; of many numbers, only how many there are."""
     call = f"{drawn['transform'].rpartition(':')[2]}: {drawn['method']}"
     if "mean" in drawn:
         return f"{call} x {math.prod(drawn['shape'])}"

@@ -103,7 +103,7 @@ def build_batch(stream: Stream, position: BatchNumber, culprits: Iterable[tuple[
 
     Raise SettingsError if the epoch has no batch of this number, ReadError if a sample cannot be read, and
     ExhaustedError or MemoryError if memory or descriptors ran out. The number must not be negative, which nothing
-    checks. Other errors of the source, and OSError of `prepare`, pass through.
+    checks. Other errors of plan and source, and OSError of `prepare`, pass through.
     """
     masked = _Masked()
     builder = Builder(stream, masked, Deadline(1.0, lambda _: None))
