@@ -109,7 +109,8 @@ def _keep_to_processor(jobs: Sequence[str | Path]) -> None:
     """Execute this process again if its libraries do not keep to the processor level of these job files.
 
     If the files differ in that, it keeps to none, and each process of a job that has a level executes itself again.
-    Endpoints of jobs do not count. Raise SettingsError if a job file cannot be read, or the machine is below the level.
+    Endpoints of jobs do not count. Raise SettingsError if a job file cannot be read, or the machine is below the level;
+    errors of `execute_again` pass through.
     """
     with quick_import():
         from loader_server.job_folder import JobFolder
@@ -199,6 +200,7 @@ def _keep_child_to_processor(arguments: Sequence[str]) -> None:
     """Execute this child of the nursery again if its job has another processor level than the nursery keeps to.
 
     Nothing happens to a process that opens no streams, or that cannot open its job file here, which it reports itself.
+    OSError of `execute_child` passes through.
     """
     from loader_server.building.crash_trial import TRIAL
     from loader_server.job_folder import JobFolder
@@ -213,7 +215,7 @@ def _keep_child_to_processor(arguments: Sequence[str]) -> None:
 
 
 def be_child(arguments: Sequence[str]) -> None:
-    """Go on as the child of a nursery that has just executed itself again, and end this process afterwards."""
+    """Go on as a nursery's child that has just executed itself again, and end this process; errors are printed."""
     from loader_server.machine.nursery import live_as_child
 
     live_as_child(_be_forked, arguments)

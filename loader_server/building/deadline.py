@@ -53,7 +53,7 @@ class Deadline:
         self._again_ns = 0
 
     def begin(self, now_ns: int) -> None:
-        """Start a step at `now_ns` (`time.perf_counter_ns`); restart the timer if a tenth of the timeout has passed."""
+        """Start a step at `now_ns` (`time.perf_counter_ns`); set the timer if it is off, or a tenth of it is over."""
         # A timer set less than a tenth ago still leaves this step its whole time.
         if now_ns >= self._again_ns:
             self._again_ns = now_ns + self._margin_ns

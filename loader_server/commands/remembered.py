@@ -34,10 +34,10 @@ _TIMEOUT_S = 5.0
 def recall(job: JobFile) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:
     """Return the group of each stream that has one, and the samples that kill decoders, as stream and identity.
 
-    Both are empty if the job never ran, or nothing of the kind is known. Raises HeldError if another process holds the
-    journal whose endpoint is unknown, LostError if that does not answer, RefusedError if it refuses, or SettingsError
-    if a key is unusable. Other errors of asking it, or of opening and reading the journal, pass through, such as
-    DataError for a damaged one.
+    Both are empty if the job never ran, or nothing of the kind is known; a running coordinator may cut long lists.
+    Raises HeldError if another process holds the journal whose endpoint is unknown, LostError if that does not answer,
+    RefusedError if it refuses, or SettingsError if a key is unusable. Other errors of asking it, or of opening and
+    reading the journal, pass through, such as DataError for a damaged one.
     """
     with closing(_open_memory(job)) as memory:
         report = memory.report()

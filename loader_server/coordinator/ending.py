@@ -85,7 +85,7 @@ class Ending:
 
         A stream need not wait once all attached trainers have reported their rounds, and these are all ranks of the
         world or the wait for absent ranks is over. Nothing is done for a stream that has a last round already or no
-        trainer, or before iteration. Called when a trainer has left or time has passed, because either may complete the set of ranks.
+        trainer, or before iteration. Called when a trainer has left or time has passed: either may complete the ranks.
         """
         for stream in self._places:
             yield from self._agree(stream, now_s)

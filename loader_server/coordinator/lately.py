@@ -35,7 +35,7 @@ class Lately:
         self._counts: deque[tuple[float, Sequence[float]]] = deque(maxlen=_MOST)
 
     def note(self, counts: Sequence[float], now_s: float) -> None:
-        """Note a heartbeat's counts, sums since its sender began, in a fixed order; a lower one drops earlier entries."""
+        """Note a heartbeat's counts, sums since the sender began, in a fixed order; a lower one drops earlier ones."""
         known = self._counts
         if known and any(new < old for new, old in zip(counts, known[-1][1], strict=True)):
             known.clear()
