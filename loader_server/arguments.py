@@ -435,8 +435,8 @@ def advertise_arguments(options: argparse.Namespace) -> tuple[str, ...]:
 def metrics_listening(options: argparse.Namespace) -> Listening:
     """Return where metrics are served according to these options; on loopback if they name no address.
 
-    Raise SettingsError if the address or the token is malformed, or if anybody could read metrics from another machine:
-    beyond loopback without a token or `--insecure`.
+    Raise SettingsError if the address or the token is malformed, the token's file cannot be read, or anybody could read
+    metrics from another machine: beyond loopback without a token or `--insecure`.
     """
     from shared.metrics.listening import listening_of
 
@@ -448,8 +448,8 @@ def metrics_arguments(options: argparse.Namespace) -> tuple[str, ...]:
     """Return the metrics arguments for a machine's processes, each of which has a port of its own.
 
     Leave out those that the options do not name. Raise SettingsError if the address to listen at or the token is
-    malformed, or the address lies beyond loopback without a token or `--insecure`; a token without an address is not
-    looked at.
+    malformed, the token cannot be read, or the address lies beyond loopback without a token or `--insecure`; a token
+    without an address is not looked at.
     """
     from shared.metrics.listening import bracketed
 

@@ -257,7 +257,7 @@ class Builder:
         Samples that cannot be used are masked, as are known culprits and `convicted` samples, and samples with NaN or
         infinite values if the job masks these. Raise ExhaustedError or MemoryError if memory or descriptors ran out,
         and ReadError if the machine failed otherwise. Errors of writing whole batches at once, of names and
-        identities, and of the feature cache pass through.
+        identities, of `_values` and of the feature cache pass through.
         """
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
@@ -314,7 +314,7 @@ class Builder:
 
         Samples that cannot be used are masked. Raise ExhaustedError or another error if memory or descriptors ran out,
         and ReadError if the machine failed otherwise. Errors of writing whole batches at once, of names and
-        identities, and of the feature cache pass through.
+        identities, of `_values` and of the feature cache pass through.
         """
         prepared = batch.prepared
         if self._gathering is not None and prepared.raw is None:
@@ -395,7 +395,7 @@ class Builder:
         """Write sample by sample, masking those that cannot be used; return the number of valid rows.
 
         Raise ExhaustedError if memory or descriptors ran out, and ReadError if the machine failed otherwise. Errors of
-        names and identities, and of the feature cache, pass through.
+        names and identities, of `_values` and of the feature cache pass through.
         """
         places, prepared = batch.places, batch.prepared
         assert prepared.raw is not None
@@ -442,7 +442,8 @@ class Builder:
         """Return the sample's transformed values, starting from cached features if there are any.
 
         With a feature cache, a sample that was not in it is kept there. Raise SampleError if the sample cannot be used,
-        ReadError if the machine failed, and MemoryError if memory ran out. Errors of the feature cache pass through.
+        ReadError if the machine failed, and MemoryError if memory ran out. Other errors of `Stream.values`, and of the
+        feature cache, pass through.
         """
         stream, features = self.stream, self._features
         blob = batch.prepared.kept.get(sample)
@@ -467,7 +468,7 @@ class Builder:
         """Return the error for a value longer than planned.
 
         The sample is transformed once more, this time step by step, to name the transform that made it too long; a
-        cache hit is read again. Errors of reading and decoding pass through.
+        cache hit is read again. Errors of reading, decoding and transforming pass through.
         """
         stream, (epoch, sample, raw) = self.stream, built
         # The bytes of a cache hit were never read.

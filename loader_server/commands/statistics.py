@@ -73,10 +73,10 @@ class _Gathered:
 def make_statistics(job: JobFile, names: Sequence[str], *, processes: int = 0) -> list[StatisticsReport]:
     """Write the statistics of each `normalise` of these streams; return a report for each file, maybe none.
 
-    If several streams name one file, only the job's first one makes it; streams without such a file are passed over.
-    Raises DataError for a stream without a usable sample or whose data cannot be indexed or read, SettingsError if the
-    key is no array, settings are wrong or a folder is closed, MachineError, MemoryError or OSError if disk or memory
-    are full, and BrokenProcessPool if a process died. Other errors of the sources pass through.
+    If several streams name one file, only the job's first one makes it; streams without one, unknown, or that lack a
+    package are passed over. Raises DataError for a stream without a usable sample or whose data cannot be indexed or
+    read, SettingsError if the key is no array, settings are wrong or a folder is closed, MachineError, MemoryError or
+    OSError if disk or memory are full, and BrokenProcessPool if a process died. Other errors of the sources pass.
     """
     first: dict[str, str] = {}
     for name, recipe in job.recipes.readable():
