@@ -69,7 +69,7 @@ class Batch(dict[str, Any]):
         self._feed = feed
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """Return what another process gets: all but the feed, so that `done` and its like raise SettingsError there."""
+        """Return None and the attributes, as a copy gets them: without the feed, so its `done` raises SettingsError."""
         state = {name: getattr(self, name) for name in self.__slots__}
         return None, state | {"_settle": None, "_feed": None}
 

@@ -109,7 +109,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     Raises:
         SettingsError: An argument makes no sense or does not fit the others, a key is missing, metrics cannot be
             served, or the role that the environment says is malformed.
-        StokerError: This process may open too few files, or has too little address space left.
+        StokerError: This process may open too few files or has too little address space, or the answer is wrong.
         LostError: The coordinator did not answer in time.
         RefusedError: The coordinator said no: it has no such stream, or another job, or the ranks do not fit.
 

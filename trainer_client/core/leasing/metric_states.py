@@ -53,7 +53,7 @@ class DoneLeases:
         self._sent = self._sending = 0
 
     def take(self) -> tuple[tuple[Lease, ...], int, bytes]:
-        """Open the next message; return its done batches, and their states with the byte at which these begin.
+        """Open the next message; return its done batches, the byte at which their states begin, and these states.
 
         Several whole states go into one message if they fit. Otherwise it is a piece of the first batch's states, and
         the batch is among the done ones only with the last piece. All are empty if no batch waits.
