@@ -70,6 +70,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
 
     The trainer's place among the ranks comes from the first of these that is given: `strategy`, `elastic`, `rank`, the
     `role()` that the environment says. Otherwise the trainer is alone. A stream in queue mode has no ranks.
+    With `elastic`, a ZMQError comes if libzmq cannot connect.
 
     Args:
         endpoint: Where the coordinator is: `tcp://HOST:PORT`, or `file:///PATH` of the file that holds its endpoint.

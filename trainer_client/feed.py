@@ -239,7 +239,7 @@ class Feed:
         """Return the cursor as plain values, for a checkpoint of your own.
 
         Returns:
-            A dict that JSON can hold: job, stream, plan digest and position.
+            A dict that JSON can hold: job, stream, plan digest and position, or in queue mode what is done.
 
         Raises:
             StokerError: In queue mode: no answer came (LostError), or the feed failed or was closed (its own error).
@@ -252,7 +252,7 @@ class Feed:
         return self._session.cursor.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a cursor that `state` returned.
+        """Go to a cursor that `state` returned; in queue mode all trainers of the stream are taken there.
 
         Args:
             state: What `state` returned, in this run of the job or an earlier one.

@@ -219,7 +219,7 @@ def least_busy(workers: Iterable[KnownWorker], entry: Entry, usual_s: float, now
 
 
 def _through_s(worker: KnownWorker, usual_s: float, now_s: float) -> tuple[float, int, int]:
-    """Return the seconds for one more want and the open ones (each `usual_s` or more if new), their number, its rank."""
+    """Return the seconds for one more want and the open ones (at least `usual_s` each if new), their number, rank."""
     pace_s, unanswered = worker.pace_s(now_s), len(worker.asks)
     if not worker.service_s:  # a new worker would look like the quickest, and get all wants at once
         pace_s = max(pace_s, usual_s)
