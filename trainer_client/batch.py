@@ -79,7 +79,7 @@ class Batch(dict[str, Any]):
         Only the first report of a batch counts.
 
         Raises:
-            SettingsError: The stream is in lockstep, where `Feed.trained` does this.
+            SettingsError: The stream is in lockstep, where `Feed.trained` does this, or the batch was pickled.
 
         Example:
             >>> with trainer_client.connect(endpoint, stream="leased") as leased:
@@ -98,7 +98,7 @@ class Batch(dict[str, Any]):
                 the list of batches that were given up show it, and count failures by it.
 
         Raises:
-            SettingsError: The stream is in lockstep, where each batch comes once.
+            SettingsError: The stream is in lockstep, where each batch comes once, or the batch was pickled.
 
         Example:
             >>> with trainer_client.connect(endpoint, stream="leased") as leased:
@@ -113,7 +113,7 @@ class Batch(dict[str, Any]):
         Only the first report of a batch counts.
 
         Raises:
-            SettingsError: The stream is in lockstep, where `Feed.trained` is simply not called.
+            SettingsError: The stream is in lockstep, where `Feed.trained` is simply not called, or it was pickled.
 
         Example:
             >>> with trainer_client.connect(endpoint, stream="leased") as leased:
