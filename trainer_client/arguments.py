@@ -76,7 +76,10 @@ def command_named(
     run: Callable[[argparse.Namespace], int],
     texts: tuple[str, str, str],
 ) -> argparse.ArgumentParser:
-    """Add and return a command, which sets `options.run`; `texts` are its purpose, its description, and examples."""
+    """Add and return a command, which sets `options.run`, and `options.refuse_usage` to end as wrong usage (code 2).
+
+    `texts` are its purpose, its description, and examples.
+    """
     line, full, examples = texts
     command = commands.add_parser(
         name,
@@ -163,7 +166,7 @@ def endpoint(text: str) -> str:
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    """Parse `NAME=VALUE`, whose value is JSON if possible, else text; raise ArgumentTypeError for anything else."""
+    """Return name (an identifier) and value (JSON or else text) of `NAME=VALUE`; raise ArgumentTypeError if not so."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"expected name=value, got {text}")

@@ -69,7 +69,7 @@ class Batch(dict[str, Any]):
         self._feed = feed
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """Return what another process gets: all but the feed, so that `done` and its like raise SettingsError there."""
+        """Return None and the attributes, as a copy gets them: without the feed, so its `done` raises SettingsError."""
         state = {name: getattr(self, name) for name in self.__slots__}
         return None, state | {"_settle": None, "_feed": None}
 
@@ -79,7 +79,7 @@ class Batch(dict[str, Any]):
         Only the first report of a batch counts.
 
         Raises:
-            SettingsError: The stream is in lockstep, where `Feed.trained` does this.
+            SettingsError: The stream is in lockstep, where `Feed.trained` does this, or the batch was pickled.
 
         Example:
             >>> with trainer_client.connect(endpoint, stream="leased") as leased:
@@ -98,7 +98,7 @@ class Batch(dict[str, Any]):
                 the list of batches that were given up show it, and count failures by it.
 
         Raises:
-            SettingsError: The stream is in lockstep, where each batch comes once.
+            SettingsError: The stream is in lockstep, where each batch comes once, or the batch was pickled.
 
         Example:
             >>> with trainer_client.connect(endpoint, stream="leased") as leased:
@@ -113,7 +113,7 @@ class Batch(dict[str, Any]):
         Only the first report of a batch counts.
 
         Raises:
-            SettingsError: The stream is in lockstep, where `Feed.trained` is simply not called.
+            SettingsError: The stream is in lockstep, where `Feed.trained` is simply not called, or it was pickled.
 
         Example:
             >>> with trainer_client.connect(endpoint, stream="leased") as leased:

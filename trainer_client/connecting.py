@@ -70,6 +70,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
 
     The trainer's place among the ranks comes from the first of these that is given: `strategy`, `elastic`, `rank`, the
     `role()` that the environment says. Otherwise the trainer is alone. A stream in queue mode has no ranks.
+    With `elastic`, a ZMQError comes if libzmq cannot connect.
 
     Args:
         endpoint: Where the coordinator is: `tcp://HOST:PORT`, or `file:///PATH` of the file that holds its endpoint.
@@ -109,7 +110,7 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
     Raises:
         SettingsError: An argument makes no sense or does not fit the others, a key is missing, metrics cannot be
             served, or the role that the environment says is malformed.
-        StokerError: This process may open too few files, or has too little address space left.
+        StokerError: This process may open too few files or has too little address space, or the answer is wrong.
         LostError: The coordinator did not answer in time.
         RefusedError: The coordinator said no: it has no such stream, or another job, or the ranks do not fit.
 

@@ -59,7 +59,7 @@ class DigitModel(keras.Model):  # type: ignore[misc] # Keras has no types
         self._out = keras.layers.Dense(_LABELS)
 
     def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: FBT001, FBT002 - as Keras calls it
-        """Return logits `[rows, frames / 4, labels]`, blank after each row's end."""
+        """Return logits of 11 labels, `[rows, frames / 4 rounded up, labels]`, blank after each row's end."""
         frames = inputs["audio_length"]
         mask = tf.sequence_mask(frames, tf.shape(inputs["audio"])[1], tf.float32)[:, :, tf.newaxis]
         # Scale logarithms of energies between 1e-10 and some hundreds to about -2 to 2.
@@ -104,7 +104,7 @@ class ReportingModel(DigitModel):
         return logs
 
     def _seen(self, tags: Any, lengths: Any, weight: Any, shape: Any) -> None:
-        """Report the number, the samples and the shape of a step's batch; masked rows are left out."""
+        """Report a step's number, samples, padded shape and sum of lengths; masked rows count in the shape only."""
         self.steps += 1
         valid = weight > 0
         self._tell(
@@ -219,7 +219,10 @@ def _tell_people(event: str, **facts: Any) -> None:
 
 
 def main() -> None:
-    """Run the command by the process's arguments, and end the process with its exit code."""
+    """Run the command by the process's arguments, and end the process with its exit code.
+
+    Errors that commands expect are printed and set the code; any other exception passes through.
+    """
     run_command(_parser(), None)
 
 
@@ -249,7 +252,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _end_with_parent() -> None:
-    """End this process with exit code 130 when its parent ends, which holds the other end of standard input."""
+    """Start a thread that ends this process with code 130 once standard input ends, as it does with the parent."""
 
     def watch() -> None:
         while os.read(0, 1):  # not sys.stdin: at the end its lock would be held by this thread

@@ -41,7 +41,8 @@ def distribute(  # noqa: PLR0913 - a door for users: each is a keyword with a de
 ) -> tf.data.Dataset:
     """Have the workers of a job make a data set, and return it as it comes from there.
 
-    ValueError comes for a job's or stream's name that is longer than 200 characters.
+    ValueError comes for a job's or stream's name that is longer than 200 characters, zmq.ZMQError if libzmq cannot
+    connect.
 
     Args:
         dataset: The data set, whose graph is sent to the workers.

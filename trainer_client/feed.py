@@ -195,8 +195,8 @@ class Feed:
             rounds: How many more rounds; a round is one step of the whole world.
 
         Raises:
-            SettingsError: More rounds than were read and not yet reported, or no whole number from 0 on.
-            StokerError: In lockstep: no worker answered (LostError), or the feed failed or was closed (its own error).
+            SettingsError: More rounds than were read and not yet reported, no number from 0 on, or a forked process.
+            StokerError: No worker answered, in lockstep (LostError), or the feed failed or was closed (its own error).
 
         Example:
             >>> with feed.open() as reading:
@@ -239,7 +239,7 @@ class Feed:
         """Return the cursor as plain values, for a checkpoint of your own.
 
         Returns:
-            A dict that JSON can hold: job, stream, plan digest and position.
+            A dict that JSON can hold: job, stream, plan digest and position, or in queue mode what is done.
 
         Raises:
             StokerError: In queue mode: no answer came (LostError), or the feed failed or was closed (its own error).
@@ -252,7 +252,7 @@ class Feed:
         return self._session.cursor.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to a cursor that `state` returned.
+        """Go to a cursor that `state` returned; in queue mode all trainers of the stream are taken there.
 
         Args:
             state: What `state` returned, in this run of the job or an earlier one.
@@ -313,7 +313,7 @@ class Feed:
             step: The step for which all ranks report.
 
         Returns:
-            The weighted means by name.
+            The weighted means by name; NaN for one that is not finite.
 
         Raises:
             SettingsError: A value is no number, a name is too long, there are too many, or a count makes no sense.
@@ -341,7 +341,7 @@ class Feed:
         """Return the batches as a `tf.data.Dataset`, for `fit` or a loop of your own.
 
         Each iteration reads from the cursor to the end of its epoch. Each of `inputs`, `targets` and `weights` is a
-        key, a tuple of keys or a dict of keys. Without any of them an element is a dict of all keys.
+        key, or a tuple or dict of keys; without any, an element is a dict of all keys. A feed of several ranks warns.
 
         Args:
             inputs: The keys that the model is called with.
@@ -385,7 +385,7 @@ class Feed:
 
         Raises:
             SettingsError: The stream is no pipeline or in queue mode, or `function` is no function, does not call the
-                marker exactly once, or returns no data set.
+                marker exactly once, or returns no data set. Its own errors pass through.
 
         Example:
             >>> with trainer_client.connect(pipelines, stream="train") as feed:
@@ -420,7 +420,7 @@ class Feed:
 
         Raises:
             SettingsError: The feed has other ranks than the strategy, a key is not there, `map` comes with others, or
-                targets come without `inputs`; or the stream is in queue mode and its batches are made whole.
+                targets come without `inputs`; or queue mode with batches made whole. Errors of `map` pass through.
 
         Example:
             >>> import tensorflow as tf
@@ -445,7 +445,7 @@ class Feed:
     ) -> None:
         """Run a step once on each of the shapes, largest first, with masked rows only.
 
-        Shapes are compiled before training starts. Errors of `step`, as of a shape too large for memory, pass through.
+        Shapes are compiled before training starts. Errors of `map` and `step`, as of a shape too large, pass through.
 
         Args:
             step: The function to call, with an element as `dataset` gives them.

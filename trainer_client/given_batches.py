@@ -65,7 +65,7 @@ class GivenBatches:
         return self._feed.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `state` returned; the batch in hand does not count.
+        """Go back to what `state` returned, in queue mode with all trainers; the batch in hand does not count.
 
         Raise SettingsError if it is something else or of another job, stream or plan, RefusedError if other ranks stand
         at another cursor, LostError if the coordinator does not answer, and the error of a feed that failed or was

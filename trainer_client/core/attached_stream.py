@@ -96,7 +96,7 @@ class AttachedStream:
         return min(self._tick_s, self.sharing.due_s, *parts)
 
     def excuse(self, now_s: float) -> None:
-        """Restart all timers: we stalled, and could hear nobody."""
+        """Restart the timers of workers, connections and leases: we stalled, and could hear nobody."""
         # To a trainer that was stopped itself everyone seems silent: it would suspect all workers at once, and ask for
         # every batch again.
         self.tickets.excuse(now_s)

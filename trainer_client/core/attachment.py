@@ -82,9 +82,10 @@ class Attachment:
         return self._asked_done is not None
 
     def ask(self, cursor: Cursor | None, now_s: float, *, waiting: int | None, done: DoneSet | None = None) -> None:
-        """Request to attach at this cursor with the next `tick`; `waiting` is the serial of the waiting caller.
+        """Request to attach at this cursor, or in queue mode with this done-set, at the next `tick`.
 
-        It is None if no caller waits. The request replaces an open one, whose answer is dropped from now on.
+        `waiting` is the serial of the waiting caller, None if no caller waits. The request replaces an open one, whose
+        answer is dropped from now on.
         """
         self._serial += 1
         # The coordinator had nothing to answer until now, so its silence so far is no reason to replace the connection.

@@ -53,8 +53,8 @@ class Core:
     def handle(self, events: Iterable[e.Event], now_s: float) -> list[i.Instruction]:
         """Take in the events of a turn; return the instructions that follow, in the order to carry them out.
 
-        If the last turn was more than half a heartbeat timeout ago, this process stalled, and all timers are restarted
-        first. Errors of the feed are instructions; only a world that exceeds the group raises ValueError.
+        If the last turn was more than half a heartbeat timeout ago, this process stalled, and the timers of others'
+        silence start again first. Errors of the feed are instructions; only a world beyond the group raises ValueError.
         """
         # A process that was stopped finds everyone silent when it goes on, and would give up all workers at once.
         if self.stream is not None and now_s - self._seen_s > self.stream.spec.heartbeat_timeout_s / 2:

@@ -130,7 +130,7 @@ class Entry:
         self.attempt += 1
 
     def fail_at(self, machine: str, pause_s: float, now_s: float) -> None:
-        """Note a failure through no fault of the data; back off longer after each before asking for the batch again."""
+        """Note a failure through no fault of the data; the batch then waits `pause_s` times its failures."""
         self.failures.append(machine)
         self.again_s = now_s + pause_s * len(self.failures)
 
@@ -277,7 +277,7 @@ class Upcoming:
         return range(first, self.end)
 
     def pass_to(self, head: int) -> None:
-        """Move the head to this number: every batch before it was consumed. A lower number changes nothing."""
+        """Move the head to this number, and drop the batches before it, as consumed; a lower number changes nothing."""
         for seq in range(self.head, head):
             del self.entries[seq]
         self.head = max(self.head, head)

@@ -90,7 +90,7 @@ class FeedArrays:
         return self._given.state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `get_state` returned.
+        """Go back to what `get_state` returned; in queue mode all trainers are taken back.
 
         Args:
             state: What `get_state` returned, in this process or an earlier one.

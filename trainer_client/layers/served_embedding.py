@@ -52,7 +52,7 @@ class RowSource(Protocol):
     """A source of a table's rows."""
 
     def rows(self, form: TableForm, ids: NDArray[np.int64], *, training: bool) -> NDArray[np.float32]:
-        """Return a row for each id, in their order."""
+        """Return a row for each id, in order; `training` says that gradients follow. Errors are the source's own."""
         ...
 
 
@@ -254,9 +254,9 @@ _COLLECTING = threading.local()
 
 @contextmanager
 def collecting_lookups(tape: Any, *, is_on: bool) -> Iterator[list[Lookup]]:
-    """Collect the rows that tables look up within the block; the tape watches them.
+    """Yield a list that gets what tables look up in training within the block, in this thread; the tape watches rows.
 
-    If it is not on, tables that are looked up there in training, in this thread, raise SettingsError.
+    If it is not on, the list stays empty, and tables that are looked up there in training raise SettingsError.
     """
     before, collected = getattr(_COLLECTING, "now", None), list[Lookup]()
     _COLLECTING.now = (tape, collected) if is_on else None

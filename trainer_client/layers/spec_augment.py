@@ -99,7 +99,7 @@ class SpecAugment(TableLayer):
         return tf.reduce_any((starts <= place) & (place < starts + widths[..., tf.newaxis]), axis=1)
 
     def _drawn(self, stripes: int, most: Any) -> Any:
-        """Draw `stripes` whole numbers from 0 to `most` for each row."""
+        """Return `stripes` whole numbers for each row, drawn from 0 to its `most`, both included."""
         shares = keras.random.uniform((tf.shape(most)[0], stripes), seed=self._generator, dtype="float32")
         drawn = tf.cast(shares * tf.cast(most + 1, tf.float32), tf.int32)
         return tf.minimum(drawn, most)  # a share next to 1 may be rounded up

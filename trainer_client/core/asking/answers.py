@@ -78,9 +78,10 @@ class Answers:
     def receive(self, worker: KnownWorker, pushed: m.Pushed, payload: object, now_s: float) -> None:
         """Handle a pushed batch, in its slot already or in `payload`: accept, check, write, reject or drop it.
 
-        Drop an answer to a ticket that is not open or was answered already, and a batch that is ready or not upcoming
-        any more. Reject a batch that is not the requested one, came another way, or lacks its payload. Bytes in shared
-        memory are checked only with `verify`; a payload is always written and checked. The worker counts as heard.
+        Drop an answer to a ticket that is not open or was answered already, one of a worker without a connection, and a
+        batch that is ready or not upcoming any more. Reject a batch that is not the requested one, came another way, or
+        lacks its payload. Bytes in shared memory are checked only with `verify`; a payload is always written and
+        checked. The worker counts as heard.
         """
         self._tickets.hear(worker, now_s)
         # The answer to a voided want may arrive after its slot was lent again: it names a ticket that the worker no
@@ -224,7 +225,8 @@ class Answers:
     def reconcile(self, worker: KnownWorker, pong: m.Pong, now_s: float) -> None:
         """Compare the worker's list of our tickets with ours: free those that it lacks, cancel those we do not know.
 
-        Tickets that were sent after the ping, and those whose payload is being checked, are not freed.
+        Tickets that were sent after the ping, and those whose payload is being checked, are not freed. The worker is
+        heard, and owes no list any more.
         """
         self._tickets.hear(worker, now_s)
         # A want, or its answer, may be lost with a connection that neither side saw end. One that was sent after the

@@ -255,7 +255,7 @@ class Wants:
         return self._slots.lend_reserve() or self._reclaim_slot()
 
     def _reclaim_slot(self) -> Ticket | None:
-        """Void a ticket of a silent worker that answers by TCP, and lend a free slot; return None if there is none.
+        """Void a ticket of a silent worker that answers by TCP, and lend a slot; return None without such a ticket.
 
         The worker is sent a Cancel. A ticket whose batch is not needed any more is preferred, then the furthest batch.
         """

@@ -17,7 +17,7 @@ class WireTime:
         self._arrived_s = 0.0
 
     def arrive(self, pushed_s: float, now_s: float) -> None:
-        """Note that a batch arrives now which could have been here at `pushed_s` if sending it took no time."""
+        """Add the time since `pushed_s`, when it could have been here at best, or since the last arrival if later."""
         # A connection carries one batch after another: a batch is only begun once the one before it has arrived.
         self.busy_s += max(0.0, now_s - max(self._arrived_s, pushed_s))
         self._arrived_s = now_s

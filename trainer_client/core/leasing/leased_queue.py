@@ -80,7 +80,7 @@ class LeasedQueue:
         return self._upcoming.extend(most)
 
     def take(self, event: e.Event, now_s: float) -> None:
-        """Handle an event about leases, a consumer's report or question; raise AssertionError for any other event."""
+        """Handle an event about leases, work after training or a saved checkpoint; raise AssertionError for another."""
         match event:
             case e.LeaseSettled():
                 self.leases.settle(event)

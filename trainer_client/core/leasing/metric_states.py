@@ -53,10 +53,11 @@ class DoneLeases:
         self._sent = self._sending = 0
 
     def take(self) -> tuple[tuple[Lease, ...], int, bytes]:
-        """Open the next message; return its done batches, and their states with the byte at which these begin.
+        """Open the next message; return its done batches, the byte at which their states begin, and these states.
 
-        Several whole states go into one message if they fit. Otherwise it is a piece of the first batch's states, and
-        the batch is among the done ones only with the last piece. All are empty if no batch waits.
+        Whole states, of MOST_LEASES batches at most, go into one message if they fit. Otherwise it is a piece of the
+        first batch's states, and the batch is among the done ones only with the last piece. Without a batch all are
+        empty, and the byte is 0.
         """
         first = next(iter(self._waiting.values()), b"")
         if len(first) > PIECE_BYTES:
@@ -106,9 +107,9 @@ class NamedEvaluation:
         self._sums.clear()
 
     def states(self, start: int, content: bytes, *, asks: bool) -> MetricStates:
-        """Return the evaluation's part of the next message: states of done batches, and which piece of sums to send.
+        """Return the evaluation's part of the next message: states of done batches, and the byte to send sums from.
 
-        The caller sets `asks` once all done batches are reported, so that the sums include them.
+        The latter is None unless a caller waits for sums and `asks` is set, once all done batches are reported.
         """
         self._is_open = asks and self.asked is not None
         return MetricStates(self.name, self.nbytes, start, content, len(self._sums) if self._is_open else None)

@@ -140,7 +140,7 @@ class KnownWorker:
     def begin_to_serve(self, connection_id: int, *, shared: bool, lock_byte: int, delay_s: float) -> None:
         """Note a Welcome on this connection, `delay_s` after the Hello, and the lock byte that the worker holds.
 
-        It takes wants from now on, is no longer cut off, and owes its list of tickets.
+        It takes wants from now on, writes in place if `shared`, is no longer cut off, and owes its list of tickets.
         """
         # Only the worker's list of tickets shows which ones were lost with the former connection, so it owes that list.
         self.connection_id, self.in_slot, self.lock_byte = connection_id, shared, lock_byte
@@ -219,7 +219,7 @@ def least_busy(workers: Iterable[KnownWorker], entry: Entry, usual_s: float, now
 
 
 def _through_s(worker: KnownWorker, usual_s: float, now_s: float) -> tuple[float, int, int]:
-    """Return the seconds until the worker should be done with one more want, and then the tie-breakers."""
+    """Return the seconds for one more want and the open ones (at least `usual_s` each if new), their number, rank."""
     pace_s, unanswered = worker.pace_s(now_s), len(worker.asks)
     if not worker.service_s:  # a new worker would look like the quickest, and get all wants at once
         pace_s = max(pace_s, usual_s)
