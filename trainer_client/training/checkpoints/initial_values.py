@@ -47,7 +47,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def variable_names(model: Any) -> list[str]:
     """Return a name for each of the model's variables, in order: its path without the model's own name.
 
-    Of several variables of one path, further ones have a number behind it.
+    Of several variables of one path, further ones have their number behind it: `path (2)`.
     """
     paths = [variable.path.removeprefix(f"{model.name}/") for variable in model.variables]
     seen: Counter[str] = Counter()
@@ -67,7 +67,7 @@ class Matched:
     unused: Sequence[str]
 
     def line(self, where: str) -> str:
-        """Return the line that reports it: how many variables were loaded from where, and what was not."""
+        """Return the line that reports it: how many were loaded from where, and what was not, by at most five names."""
         whole = len(self.pairs) + len(self.kept)
         own = f"; own values: {_listed(self.kept)}" if self.kept else ""
         left = f"; not taken from there: {_listed(self.unused)}" if self.unused else ""
@@ -210,6 +210,7 @@ class InitialValues:
         Raises:
             SettingsError: There is no model, it is not built, or it lacks one of the parts.
             DataError: What the file has does not fit the model, or the file cannot be read. No variable has changed.
+            OSError: The folder cannot be read.
         """
         model = self._model if model is None else model
         if model is None or not model.built:
