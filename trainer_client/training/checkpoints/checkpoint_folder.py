@@ -353,7 +353,7 @@ def _parse(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
 
 
 def _mapped(file: IO[bytes], member: zipfile.ZipInfo) -> NDArray[np.generic]:
-    """Return an array of the archive, read-only; unless empty it stays in the file, even if its folder loses that."""
+    """Return an array of the archive, read-only, which stays in the file, even a removed one; an empty one is made."""
     # Stored without compression, as `np.savez` stores all arrays: behind the local header, which says how long its two
     # variable parts are.
     file.seek(member.header_offset + _NAME_LENGTH_AT)

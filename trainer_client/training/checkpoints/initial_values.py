@@ -205,12 +205,12 @@ class InitialValues:
     def __call__(self, model: Any = None, *, prints: bool = True) -> None:
         """Give the model its values; log what was loaded and what was not, and print it too, unless told not to.
 
-        The model is the one that was given when this was made, unless another is given here.
+        The model is the one that was given when this was made, unless another is given here. An OSError of a folder
+        that cannot be read passes through.
 
         Raises:
             SettingsError: There is no model, it is not built, or it lacks one of the parts.
             DataError: What the file has does not fit the model, or the file cannot be read. No variable has changed.
-            OSError: The folder cannot be read.
         """
         model = self._model if model is None else model
         if model is None or not model.built:
