@@ -244,8 +244,8 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         """Remove the counting iterator, mark the checkpoints as finished, and print how training ended.
 
         Raise SettingsError if there are values to restore or begin with, but the model was never built. Without a
-        target no end is printed or reported; an elastic run waits there for its other ranks. Errors of that and of
-        writing pass through.
+        target no end is printed or reported; an elastic run waits there for its other ranks. Errors of reporting and
+        of writing pass through.
         """
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore; there may have been no epoch
         self._unwrap()

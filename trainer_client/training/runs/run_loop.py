@@ -123,8 +123,8 @@ class Run:
     def stop(self, why: str = "stopped") -> None:
         """End the run after the step in hand, unless it is over already; may be called from any thread.
 
-        What was read ahead is left for the next run, or in queue mode for other trainers. Before the loop begins, or
-        with an empty reason, it changes nothing.
+        What was read ahead is left for the next run, or in queue mode for other trainers. A reason
+        from before the loop begins is forgotten then, and an empty one ends nothing.
 
         Args:
             why: The reason, which the run prints and has as `reason`.
