@@ -49,8 +49,8 @@ class LeasedElements:
     def staged(self, make: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
         """Yield what `make` makes with a function that returns the next element, in a thread; raise its error here.
 
-        What the thread took ahead is not done: each time it is asked for more, the elements of what was yielded before
-        are reported.
+        A StopIteration of `make` ends it. What the thread took ahead is not done: each time it is asked for more, the
+        elements of what was yielded before are reported.
         """
         with contextlib.closing(self._elements.staged(partial(_counted, make))) as ahead:  # type: ignore[attr-defined]
             while True:

@@ -82,7 +82,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @contextlib.contextmanager
 def untune_devices() -> Iterator[None]:
-    """Make a strategy's iterators untuned inside the block: it does not pass them the dataset's options."""
+    """Make strategies' iterators, which options do not reach, untuned in the block; other threads wait to enter it."""
     with _patching:  # two threads that patch at once would restore each other's patch, for ever
         make = multi_device_iterator_ops._create_device_dataset  # noqa: SLF001
 

@@ -47,7 +47,7 @@ class Staging(AbstractContextManager["Staging"]):
         return element
 
     def end(self) -> None:
-        """Make no more elements, and drop those that were made; nobody may call `wait_next` from then on."""
+        """Make none after the element in hand, and drop all made ones; nobody may call `wait_next` from then on."""
         self._is_over = True
         self._room.release()  # the thread may wait for room, and ends once it finds that it is over
         self._let_go()

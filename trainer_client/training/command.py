@@ -176,7 +176,7 @@ class _Listen(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Keep address and folder; raise ArgumentError for more than these."""
+        """Keep the pair of address and folder, None without one; raise ArgumentError for more than these."""
         if len(values) > 2:
             raise argparse.ArgumentError(self, f"expected an address and a folder at most, got {' '.join(values)}")
         address, *folder = values

@@ -36,7 +36,7 @@ _RELATIVES = ("forward_function_name", "backward_function_name")
 
 
 def sent_graph(dataset: tf.data.Dataset) -> SentGraph:
-    """Return the graph of a data set; raise SettingsError with what cannot be sent.
+    """Return a data set's graph and what its values are; raise SettingsError with what cannot be sent.
 
     That is a value that is neither dense, ragged nor sparse, another dtype or an unknown rank, state outside of the
     graph, an operation that writes files, or more than 64 MiB.
@@ -85,7 +85,7 @@ def _value(key: str, spec: tf.TensorSpec) -> ElementValue:
 
 
 def _serialized(dataset: tf.data.Dataset) -> bytes:
-    """Return the data set's graph as bytes; raise SettingsError if it has state outside of it."""
+    """Return the data set's graph as bytes; raise SettingsError if TensorFlow refuses, as for state outside of it."""
     try:
         graph = tf.raw_ops.DatasetToGraphV2(
             input_dataset=tf.data.experimental.to_variant(dataset),
@@ -130,7 +130,7 @@ def _text(by_name: Mapping[str, Any], name: str) -> bytes:
 
 
 def _number_functions(graph: Any) -> None:
-    """Name functions in order of use, and remove traces of the process that traced them."""
+    """Name functions in order of use, drop unused ones, and remove traces of the process that traced them."""
     # TensorFlow numbers functions by a counter of the process, and writes all that it knows, used or not.
     functions = {function.signature.name: function for function in graph.library.function}
     numbers: dict[str, str] = {}
@@ -150,7 +150,7 @@ def _number_functions(graph: Any) -> None:
 
 
 def _number_resources(graph: Any) -> None:
-    """Name seed generators and caches in order of creation; each process that runs the graph makes its own."""
+    """Name seed generators and caches in the order of their nodes, all at one device; each process makes its own."""
     numbers: dict[str, str] = {}
     for node in graph.node:
         for handle in node.attr["value"].tensor.resource_handle_val if "value" in node.attr else ():

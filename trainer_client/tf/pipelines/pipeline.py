@@ -44,7 +44,7 @@ class _TrainersContext(PipelineContext):
     """Base of contexts outside loaders: elements go to a device."""
 
     def prefetch_to_consumer_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Prefetch to an accelerator; on the CPU return the same data set, whose elements are read ahead anyway."""
+        """Prefetch to an accelerator; on the CPU return the same data set. ValueError for a malformed device passes."""
         if tf.DeviceSpec.from_string(self.consumer_device).device_type == "CPU":
             return dataset
         return dataset.apply(tf.data.experimental.prefetch_to_device(self.consumer_device))
@@ -63,9 +63,9 @@ class _ConsumerContext(_TrainersContext):
         self._session, self._in_rounds = session, in_rounds
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:  # workers run it
-        """Return the feed's elements; the data set above the marker is ignored, because workers run it.
+        """Count the call and return the feed's elements; the data set above the marker is ignored, as workers run it.
 
-        Raise SettingsError if the stream is in queue mode.
+        Warn if the feed has several ranks, unless `in_rounds`. Raise SettingsError if the stream is in queue mode.
         """
         self.marked += 1
         values = values_of_element(self._session.spec.fields)
@@ -77,7 +77,7 @@ class _LoneContext(_TrainersContext):
     """Context without loaders: the marker passes on what is above it."""
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Return the data set with the keys that it has below the marker.
+        """Count the call, and return the data set with the keys that it has below the marker: without colons.
 
         Raise SettingsError if two keys become the same.
         """
@@ -90,9 +90,9 @@ def make(
 ) -> tf.data.Dataset:
     """Return the data set that the function makes from the feed; the default pipeline if the function is True.
 
-    With `in_rounds` the consumer takes whole rounds. Raise SettingsError if the stream is no pipeline or is in queue
-    mode, if the function cannot be called, or unless it calls the marker exactly once and returns a data set. Errors of
-    the function pass through.
+    With `in_rounds` the consumer takes whole rounds; without, a feed of several ranks gives a warning. Raise
+    SettingsError if the stream is no pipeline or is in queue mode, if the function cannot be called, or unless it calls
+    the marker exactly once and returns a data set. Errors of the function pass through.
     """
     chosen = _pipeline_function(function, _PIPELINE)
     require(
@@ -116,7 +116,7 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
 ) -> tf.data.Dataset:
     """Run a `dataset_pipeline(context)` in this process, without loaders, on samples or files of your own.
 
-    Errors of the function pass through.
+    Errors of the function pass through, and TensorFlow's for samples of which it makes no tensors.
 
     Args:
         function: The function that a job file names as `pipeline`. True: the default pipeline.
@@ -151,9 +151,10 @@ def run_pipeline(  # noqa: PLR0913 - what a context needs, each with a default
 
 
 def _dataset_of(samples: list[Mapping[str, Any]]) -> tf.data.Dataset:
-    """Return a data set of the samples, with a first axis that varies; raise SettingsError if one is no dict.
+    """Return a data set of the samples, with first axes that vary; raise SettingsError if one is no dict.
 
-    Without samples it is an empty data set of numbers. TensorFlow's errors for values that are no tensors pass through.
+    Keys and dtypes are those of the first sample; without samples it is an empty data set of numbers. TensorFlow's
+    errors pass, here for values that are no tensors, as it is read for samples unlike the first.
     """
     for sample in samples:
         if not isinstance(sample, dict):
@@ -194,7 +195,7 @@ def _first_device() -> str:
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator] # TensorFlow has no types
 def element_tensors(values: Sequence[ElementValue], batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Return the element in a batch, each value in its own shape; an empty batch of a shard gives zero steps."""
+    """Return the element in a batch by key, parts joined, each in its own shape; an empty batch gives zero steps."""
     return joined_values({value.key: _shaped(value, batch) for value in values})
 
 
@@ -232,7 +233,8 @@ class PipelineElements:
     def _element_per_batch(self, data: tf.data.Dataset, batches: int) -> Iterator[Any]:
         """Yield as many elements as batches; raise SettingsError if the pipeline yields fewer or more.
 
-        Errors of `_elements_of` pass through.
+        More are noticed before the last one is yielded, and not asked for if there are no batches. Errors of
+        `_elements_of` pass through.
         """
         elements = self._elements_of(data)
         for done in range(batches):
@@ -245,7 +247,7 @@ class PipelineElements:
             yield element
 
     def _elements_of(self, data: tf.data.Dataset) -> Iterator[Any]:
-        """Yield the data set's elements; raise the feed's own error, if it has one, in place of TensorFlow's."""
+        """Yield the elements; for an error of TensorFlow's, raise a pending Ctrl-C or the feed's own error, if any."""
         try:
             yield from data
         except (tf.errors.OpError, RuntimeError):

@@ -95,10 +95,10 @@ class CheckpointFolder:
     ) -> Path:
         """Commit one checkpoint, whole or not at all, then remove old ones; return its path.
 
-        Arrays of `tables` are written piece by piece as they come, and their errors are passed on. Raise MachineError
-        if the system refuses to write the file, OSError if it refuses to make, read or sync the folder or to name the
-        file, and, in a chain, WorldChangedError if another trainer has written a checkpoint since we last read or wrote
-        one.
+        Arrays of `tables` are written piece by piece as they come; their errors are passed on, but one that has an
+        OSError behind it as MachineError. Raise that also if the system refuses to write the file, OSError if it
+        refuses to make, read or sync the folder or to name the file, and, in a chain, WorldChangedError if another
+        trainer has written a checkpoint since we last read or wrote one.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         newest = self._newest_number()
@@ -276,7 +276,7 @@ def _name(temporary: Path, path: Path) -> None:
 
 
 def _raise_in_our_words(error: BaseException, folder: Path) -> None:
-    """Raise MachineError if the system refused to write; return if it was something else.
+    """Raise MachineError if the error is an OSError or has one behind it; return if it was something else.
 
     Closing a half-written archive may raise anything then, so the system's error is sought in the context.
     """
@@ -353,7 +353,7 @@ def _parse(file: IO[bytes]) -> tuple[Arrays, dict[str, Any]]:
 
 
 def _mapped(file: IO[bytes], member: zipfile.ZipInfo) -> NDArray[np.generic]:
-    """Return an array of the archive, which stays in the file, even if that is removed from its folder."""
+    """Return an array of the archive, read-only, which stays in the file, even a removed one; an empty one is made."""
     # Stored without compression, as `np.savez` stores all arrays: behind the local header, which says how long its two
     # variable parts are.
     file.seek(member.header_offset + _NAME_LENGTH_AT)

@@ -168,9 +168,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Restore the newest checkpoint, and install the counting iterator; warn if replicas are not the feed's ranks.
 
-        Raise SettingsError for a folder that is closed to us, or a checkpoint of another job, stream or plan, and
-        DataError if all are damaged or the newest is of another model; errors of attaching, of initial values, of
-        reading and of writing are passed on.
+        Before, the process that writes marks the folder as unfinished. Raise SettingsError for a folder that is closed
+        to us, or a checkpoint of another job, stream or plan, and DataError if all are damaged or the newest is of
+        another model; errors of attaching, of initial values, of reading and of writing are passed on.
         """
         self._warn_of_replicas()
         if self._writes():
@@ -186,10 +186,10 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
         self._watch = StopWatch()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Note the value for early stopping if the model was just evaluated, then save if it is due.
+        """Note the value for early stopping if the model was just evaluated, which may end it; then save if it is due.
 
         Without early stopping, `_train` has saved already, and nothing is done, nor if the job was ended. With it a
-        save waits until here, as it holds the values that early stopping goes by. Errors of saving are passed on.
+        save waits until here, as it holds the values that it goes by. Errors of `_save_inside` are passed on.
         """
         if self._early_stop is not None and JOB_ENDED not in self.params:
             self.model.stop_training |= self._early_stop.note_step(logs or {})
@@ -243,9 +243,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Remove the counting iterator, mark the checkpoints as finished, and print how training ended.
 
-        Raise SettingsError if there is a checkpoint to restore, but the model was never built. Without a target no end
-        is printed or reported; an elastic run waits there for its other ranks. Errors of that and of writing pass
-        through.
+        Raise SettingsError if there are values to restore or begin with, but the model was never built. Without a
+        target no end is printed or reported; an elastic run waits there for its other ranks. Errors of reporting and
+        of writing pass through.
         """
         self.model._initial_epoch = None  # noqa: SLF001 - see _restore; there may have been no epoch
         self._unwrap()
@@ -353,10 +353,10 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             raise
 
     def _count(self, steps: int, *, epochs: int) -> None:
-        """Count steps that are done, and epochs in all; ranks in lockstep may wait here to agree on the time.
+        """Count steps that are done, and epochs in all, and stop at the target; ranks in lockstep may wait here.
 
-        If the job is ended meanwhile, stop training and save. Raise WorldChangedError, after saving, if the elastic
-        world ends, and other errors of the feed as they are.
+        If the job is ended meanwhile, stop training and save as `_save_inside` does, whose errors are passed on. Raise
+        WorldChangedError, after saving what is unsaved, if the world ends, and other errors of the feed as they are.
         """
         rows, self._rows = self._session.trained_rows - self._rows, self._session.trained_rows
         try:
@@ -369,7 +369,7 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc] # Keras ha
             raise
 
     def _commit_the_last(self) -> None:
-        """Save what is unsaved, if anything, as the elastic world ends; errors of saving are passed on."""
+        """Save as `_save_inside` does, if anything is unsaved, as the world ends; its errors are passed on."""
         if self._unsaved:
             self._save_inside()
 

@@ -47,7 +47,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def variable_names(model: Any) -> list[str]:
     """Return a name for each of the model's variables, in order: its path without the model's own name.
 
-    Of several variables of one path, further ones have a number behind it.
+    Of several variables of one path, further ones have their number behind it: `path (2)`.
     """
     paths = [variable.path.removeprefix(f"{model.name}/") for variable in model.variables]
     seen: Counter[str] = Counter()
@@ -67,7 +67,7 @@ class Matched:
     unused: Sequence[str]
 
     def line(self, where: str) -> str:
-        """Return the line that reports it: how many variables were loaded from where, and what was not."""
+        """Return the line that reports it: how many were loaded from where, and what was not, by at most five names."""
         whole = len(self.pairs) + len(self.kept)
         own = f"; own values: {_listed(self.kept)}" if self.kept else ""
         left = f"; not taken from there: {_listed(self.unused)}" if self.unused else ""
@@ -205,7 +205,8 @@ class InitialValues:
     def __call__(self, model: Any = None, *, prints: bool = True) -> None:
         """Give the model its values; log what was loaded and what was not, and print it too, unless told not to.
 
-        The model is the one that was given when this was made, unless another is given here.
+        The model is the one that was given when this was made, unless another is given here. An OSError of a folder
+        that cannot be read passes through.
 
         Raises:
             SettingsError: There is no model, it is not built, or it lacks one of the parts.

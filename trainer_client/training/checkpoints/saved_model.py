@@ -125,7 +125,7 @@ class SavedRun:
         """Return the newest intact checkpoint, or None without any, once `compare` has seen what a run begins with.
 
         Errors of `compare` are passed on. Raise DataError if all checkpoints are damaged, and OSError if the folder
-        cannot be read; `compare` is called before.
+        cannot be read; `compare` is called before, and its DataError or LostError counts for nothing then.
         """
         try:
             checkpoint = self._folder.read_last()
@@ -167,9 +167,9 @@ class SavedRun:
 
 
 def _beginning(checkpoint: str, record: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a run begins with besides variables, by names for people; always the same names.
+    """Return what a run begins with besides variables, as JSON texts by names for people; always the same names.
 
-    `checkpoint` says whether there is one, and `record` is that of the checkpoint, or empty.
+    `checkpoint`, returned as it is, says whether there is one; `record` is the checkpoint's, or empty (`null` each).
     """
     parts = {"totals": "run", "feed position": "feed", "early stopping": "early_stop"}
     texts = {name: json.dumps(record.get(key), sort_keys=True) for name, key in parts.items()}
@@ -208,7 +208,7 @@ def assign_arrays(variables: Sequence[Any], arrays: Mapping[str, NDArray[np.gene
 
 
 def assign_values(variables: Sequence[Any], arrays: Sequence[NDArray[np.generic]]) -> None:
-    """Assign each variable its value; raise DataError if their number or a shape differs."""
+    """Assign each variable its value, cast to its dtype; raise DataError if their number or a shape differs."""
     if [tuple(v.shape) for v in variables] != [a.shape for a in arrays]:
         raise _another_model(variables, arrays)
     for variable, array in zip(variables, arrays, strict=True):

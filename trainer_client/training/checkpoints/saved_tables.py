@@ -91,7 +91,7 @@ class SavedTables:
         return ids[order], rows[order]
 
     def digest(self) -> str:
-        """Return a hash of all rows that the tables have; empty without tables. The optimizer's variables count not."""
+        """Return a hash of all tables' forms, ids and rows, but not the optimizer's variables; empty without tables."""
         if not self.forms:
             return ""
         state = xxhash.xxh3_64()

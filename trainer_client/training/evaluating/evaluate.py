@@ -64,7 +64,7 @@ def evaluate(order: EvaluateOrder) -> int:
     damaged, or if a checkpoint does not fit the model; LostError if the loaders are gone; SettingsError for a stream
     for training, or for a folder, module or metrics that are unfit; ValueError for a loss or metric that Keras does not
     know by that name; and EndedError if the job ends while a single evaluation goes on. Errors of `connect`, of the
-    user's module, and of reading and writing files are passed on.
+    feed, of the user's module, and of reading and writing files are passed on.
     """
     began_s = time.monotonic()
     if order.summaries is not None:

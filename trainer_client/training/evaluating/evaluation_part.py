@@ -28,10 +28,10 @@ class EvaluationPart:
         self._evaluator = Evaluator(model, model.loss, metrics)
 
     def take_part(self, judged: Judged) -> dict[str, int]:
-        """Evaluate the model as it is until all samples are evaluated, by any process; return the batches by stream.
+        """Evaluate the model as it is until all samples are evaluated, by any process.
 
-        `judged` is the other process's description of the model. Errors of evaluating are passed on, EndedError among
-        them.
+        Return how many batches this one evaluated, by stream. `judged` is the other process's description of the model.
+        Errors of evaluating are passed on, EndedError among them.
         """
         batches = {}
         for feed, data in self._data:

@@ -153,7 +153,7 @@ def sums_of(session: FeedSession, judged: Judged) -> EvaluationSums:
 
 
 def digest_of_arrays(arrays: Iterable[Any]) -> str:
-    """Return a hash of arrays' bytes, dtypes and shapes."""
+    """Return a hash of arrays' bytes, dtypes and shapes, in order, as 16 hexadecimal digits."""
     whole = [np.ascontiguousarray(array) for array in arrays]
     parts = [f"{array.dtype}{array.shape}{digest64(array.tobytes()):016x}" for array in whole]
     return f"{digest64(' '.join(parts).encode()):016x}"

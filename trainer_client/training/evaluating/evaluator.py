@@ -76,7 +76,7 @@ class Evaluator:
         Elements are as for `fit`. With `sums` of several processes, each has a part of the batches, and all get the
         same values, those of all. Raise DataError if the values do not fit the model, and SettingsError for metrics
         that several processes cannot sum, or that are too large for it. Errors of the model, of the metrics, of the
-        data and of the sums are passed on. Without any batch the values are those of new metrics.
+        data and of the sums are passed on. If no process has a batch the values are those of new metrics.
         """
         sums = sums or OwnSums()
         self._arrays = arrays
@@ -377,9 +377,9 @@ def refuse_unsummed(metrics: Sequence[Any], *, where: str) -> None:
 
 
 def describe(thing: Any) -> str:
-    """Return a name for a metric or loss that is the same in each process, with its settings.
+    """Return a name for a metric or loss that is the same in each process: `class:name` and its settings as JSON.
 
-    Of an object without a configuration, or whose `get_config` fails, the class and the name stand alone.
+    Of an object without a configuration, or whose `get_config` fails, these are `null`.
     """
     name = getattr(thing, "name", None) or getattr(thing, "__name__", None) or type(thing).__name__
     config: Any = None

@@ -99,7 +99,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
         self._first = batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Evaluate if one of the steps that have just run was due; do nothing if evaluation goes by epochs.
+        """Evaluate into the logs if one of the steps that have just run was due; do nothing if it goes by epochs.
 
         Their beginning is counted back from their end, because before the first of them a checkpoint may not be
         restored yet. If the job is ended meanwhile, training stops; other errors of evaluating are passed on, such as
@@ -112,7 +112,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
                 self._judge_all(self._epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Evaluate, if it is due after this epoch; do nothing if evaluation goes by steps.
+        """Evaluate into the logs, if it is due after this epoch; do nothing if evaluation goes by steps.
 
         If the job is ended meanwhile, training stops; other errors of evaluating are passed on, such as SettingsError
         for metrics that cannot be summed.
@@ -123,7 +123,7 @@ class Validation(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no
     def _judge_all(self, epochs: int, logs: dict[str, Any] | None) -> None:
         """Evaluate on all feeds and put the values into the logs; if the job is ended meanwhile, stop training.
 
-        Then nothing is put into the logs. Other errors of evaluating are passed on.
+        Then nothing is put into the logs, and `JOB_ENDED` into `params`. Other errors of evaluating are passed on.
         """
         try:
             for feed, data in self._data:

@@ -146,7 +146,7 @@ class BaseLoop:
         """Begin the run from these totals, and print so in rank 0; it may be over at once.
 
         `over` is why it is over already, empty if it is not; a limit or early stopping may be a reason as well.
-        SettingsError of `begin` passes through.
+        Errors of `begin` pass through.
         """
         self._rows = self._session.trained_rows
         self._params[STEPS_DONE] = there.steps
@@ -168,8 +168,8 @@ class BaseLoop:
     def _finite_step(self, element: Any) -> tuple[float, int, float]:
         """Return loss, valid rows and outcome of a step, retried while its gradients are not finite.
 
-        Raise DataError after the last retry. Errors of the strategy are passed on: SettingsError for a model that it
-        cannot train, LostError if another process is lost.
+        Raise DataError after the last retry. Errors of the step are passed on, such as SettingsError for a model that
+        the strategy cannot train, and LostError if another process is lost.
         """
         # The same batch may do better: dropout draws anew, and a loss that is scaled is scaled less after each try.
         for attempt in range(1 + self._settings.retries):
@@ -184,7 +184,7 @@ class BaseLoop:
         raise self._not_finite()
 
     def _outcome_of(self, element: Any) -> tuple[float, float, float]:
-        """Take a step; return loss, valid rows and outcome. Errors of the strategy are passed on."""
+        """Take a step; return loss, valid rows and outcome. Errors of the step, or of the strategy, are passed on."""
         loss, rows, became = self._take_step(element).numpy().tolist()
         return loss, rows, became
 

@@ -47,7 +47,7 @@ class Placement(ABC):
         """Return the elements of steps: each iteration goes from the cursor to the end of its epoch.
 
         Raise SettingsError for keys that batches lack or that do not fit together, or in queue mode if batches are made
-        whole.
+        whole; errors of a `map` among the keys are passed on.
         """
 
     @abstractmethod
@@ -74,8 +74,8 @@ class Placement(ABC):
     def compiled(self, step: TrainStep, *, xla: bool, any_shape: bool) -> Callable[[Any], Any]:
         """Return the step as a graph; with `any_shape`, one graph for any number of shapes.
 
-        With `xla`, what each replica computes is compiled. Raise SettingsError, now or as it is traced, for an
-        optimizer or model that the strategy cannot train.
+        With `xla`, what each replica computes is compiled. Raise SettingsError, now or as it is traced or called, for
+        an optimizer, loss or model that the strategy cannot train; a call raises LostError if another process is lost.
         """
 
     def prepare_optimizer(self, model: Any) -> None:  # noqa: B027 - most strategies have nothing to prepare

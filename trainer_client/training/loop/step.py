@@ -145,7 +145,7 @@ class TrainStep:
         return (part.rows > 0) & tf.math.is_finite(part.loss) if self._scales else became == APPLIED
 
     def apply(self, part: Contribution, became: Any) -> None:
-        """Apply the gradients and, if the outcome is APPLIED, keep the new statistics; errors of the optimizer pass."""
+        """Apply gradients, of tables' rows too; keep statistics if the outcome is APPLIED. Optimizer errors pass."""
         self.optimizer.apply(part.gradients, self.model.trainable_variables)
         if self.takes_rows:
             self.optimizer.apply_rows(part.of_tables)
@@ -264,10 +264,10 @@ def _are_finite(values: list[Any]) -> Any:
 
 
 def _by_rows(loss: Any) -> Callable[[Any, Any, Any], Any]:
-    """Return a function that computes the weighted mean of the loss over rows.
+    """Return a function that computes the weighted mean of the loss over rows: of several replicas, its share of it.
 
     What a row without a sample computes is replaced before it can be infinite. The function raises SettingsError for a
-    loss that has one value for the whole batch.
+    loss, other than a RowLoss, that has one value for the whole batch; errors of the loss pass through.
     """
     if isinstance(loss, RowLoss):
         return lambda targets, outputs, weight: loss(targets, outputs, sample_weight=weight)

@@ -143,8 +143,8 @@ class Teller:
     def _tell(self, progress: RunProgress) -> None:
         """Print a progress line and write its figures to the summaries, if there are any.
 
-        Raise LostError if no worker says how many batches the epoch has, and the error of a feed that fails or is
-        closed.
+        Raise LostError if no worker says how many batches the epoch has, the error of a feed that fails or is closed,
+        and those of `Summaries.write`.
         """
         totals, session = progress.totals, self._session
         loss, self._noted = self._noted.means(), NotedMeans()  # over samples: a batch with few rows counts for few
@@ -160,15 +160,15 @@ class Teller:
     def tell_judged(self, steps: int, values: Mapping[str, float]) -> None:
         """Write the values of an evaluation within an epoch to the summaries, if there are any.
 
-        The loss of training is left out. Its lines are printed already. Raise TypeError or ValueError for another value
-        that is no number.
+        `loss`, that of training, is left out. Its lines are printed already. Raise TypeError or ValueError for another
+        value that is no number; errors of `Summaries.write` pass.
         """
         self._summarize(steps, {name: float(value) for name, value in values.items() if name != "loss"})
 
     def tell_epoch(self, totals: RunTotals, logs: Mapping[str, Any], whose: str = "") -> None:
         """Print and summarize the values of an epoch, validation included; `whose` is added to the step.
 
-        Values that are no plain numbers are left out. A quiet process does nothing.
+        Values that are no plain numbers are left out. A quiet process does nothing. Errors of `Summaries.write` pass.
         """
         if self._is_quiet:
             return

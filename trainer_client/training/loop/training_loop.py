@@ -51,11 +51,12 @@ class TrainingLoop(BaseLoop):
     def run(self) -> str:
         """Train until the target is reached, or training ends early; return why it ended.
 
-        Raise KeyboardInterrupt, after saving, if the process is interrupted. Raise DataError if all checkpoints are
-        damaged or the newest does not fit the model, if replicas differ, or if gradients stay not finite; SettingsError
-        for a model, loss or checkpoint that does not fit; RefusedError if another run took the queue; LostError if the
-        loaders or another process are lost; and MachineError or OSError if nothing can be written. Errors of callbacks
-        and of the feed are passed on, an EndedError only before training begins.
+        Raise KeyboardInterrupt, after saving what can be, if the process is interrupted. Raise DataError if all
+        checkpoints are damaged or the newest does not fit the model, if replicas differ, or if gradients stay not
+        finite; SettingsError for a model, loss or checkpoint that does not fit; RefusedError if another run took the
+        queue; LostError if the loaders or another process are lost; and MachineError or OSError if nothing can be
+        written. Errors of callbacks, of `_warm_up` and of the feed are passed on, an EndedError only before training
+        begins.
         """
         with ctrl_c.deferred(reads_on=self._placement.agrees_to_stop) as interruption:
             self._begin_or_tell()
@@ -98,7 +99,7 @@ class TrainingLoop(BaseLoop):
     def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
         """Train to the epoch's end or until a stop; raise KeyboardInterrupt if that was asked for.
 
-        An epoch that is over is evaluated and saved first. Errors of callbacks, of steps and of saving are passed on.
+        An epoch that is over is evaluated and saved first. Errors of callbacks, `_take_steps` and `_end_epoch` pass.
         """
         epoch = self._session.cursor.at.epoch
         self._callbacks.on_epoch_begin(epoch)
@@ -114,9 +115,9 @@ class TrainingLoop(BaseLoop):
     def _take_steps(self, interruption: ctrl_c.Interruption) -> None:
         """Take steps to the epoch's end and no further, or until a stop.
 
-        An epoch that is over is evaluated, even if its last step was interrupted. Raise RefusedError if another run has
-        taken the queue, and DataError if gradients are not finite after the last retry; errors of the feed, of
-        callbacks and of saving are passed on.
+        If only asking for more shows that the epoch is over, that is done, even after a stop. Raise RefusedError if
+        another run has taken the queue, and DataError if gradients are not finite after the last retry; errors of the
+        feed, of callbacks and of saving are passed on.
         """
         iterator = iter(self._data.elements)
         batch = 0
@@ -191,7 +192,7 @@ class TrainingLoop(BaseLoop):
 
         Raise SettingsError if the logs lack the value that early stopping goes by, or for a number that is out of the
         protocol's bounds, and RefusedError if another run has taken the queue; errors of agreeing on the time, of
-        callbacks and of saving are passed on.
+        callbacks, of summaries and of saving are passed on.
         """
         if self._progress.totals.epochs <= epoch:  # in lockstep its last step has counted it
             self._progress.count(epochs=epoch + 1)
@@ -220,7 +221,7 @@ class TrainingLoop(BaseLoop):
             raise self._interrupted(error) from None
 
     def _begin(self) -> None:
-        """Warm up, restore the newest checkpoint and begin the run from there.
+        """Mark the folder as unfinished, warm up, restore the newest checkpoint and begin the run from there.
 
         Raise DataError if all checkpoints are damaged or the newest does not fit the model, or if replicas differ, and
         SettingsError for a model, loss or cursor that does not fit; errors of `_warm_up`, of the strategy, of
@@ -287,9 +288,9 @@ class TrainingLoop(BaseLoop):
         return self._early_stop is not None and (self._is_ending_epoch or JOB_ENDED in self._params)
 
     def _save_if_whole(self) -> None:
-        """Save, unless a step is in hand or early stopping waits for an evaluation; errors of saving are passed on.
+        """Save, unless a step is in hand or early stopping waits for an evaluation.
 
-        Raise RefusedError if another run has taken the queue.
+        Raise RefusedError if another run has taken the queue; errors of asking for the cursor and of saving pass.
         """
         if not self._is_in_step and not self._is_unjudged():
             self._noted = NotedMeans() if self._is_ending_epoch else self._noted

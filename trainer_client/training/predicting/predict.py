@@ -135,8 +135,9 @@ class _Prediction:
         """Predict one batch and hand its outputs to the sink, without the rows that hold no sample.
 
         Raise DataError if the checkpoint does not fit the model, if an output has the name of one of our own columns or
-        lacks rows, or if a sample came before in another batch. Raise SettingsError if the batch lacks a key of the
-        inputs. Errors of asking workers for the samples' names, of the model and of the sink are passed on.
+        lacks rows, or if a sample came before in another batch or twice in this one. Raise SettingsError if the batch
+        lacks a key of the inputs. Errors of asking workers for the samples' names, of the model and of the sink are
+        passed on.
         """
         # A row without a sample has no tag; a sample that could not be used has one, and the weight 0.
         there = np.flatnonzero(batch["tag"] >= 0)

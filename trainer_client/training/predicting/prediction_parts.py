@@ -210,7 +210,7 @@ class PredictionParts:
         return record.get("id") != self._id or "finished" in record
 
     def _refuse_repeated(self, number: int, samples: NDArray[np.int64]) -> None:
-        """Raise DataError for a sample that came in another batch, or twice in this one.
+        """Raise DataError for a sample that came in another batch, or twice in this one; else note all as of this one.
 
         The same batch may come again, if its lease expired.
         """

@@ -34,7 +34,7 @@ class Predictor:
         self._step = tf.function(self._outputs, reduce_retracing=True)
 
     def predict(self, arrays: Mapping[str, NDArray[Any]], rows: int) -> dict[str, NDArray[Any]]:
-        """Return the model's outputs for a batch, by name.
+        """Return the model's outputs for a batch, by name; strings are bytes, and dtypes that NumPy lacks float32.
 
         The first call builds the model, if it is not built, and assigns its variables. Raise DataError if their values
         do not fit the model, or if an output does not have a row for each row of the batch, and SettingsError if the
@@ -61,9 +61,9 @@ class Predictor:
 
 
 def _named(outputs: Any, name: str) -> list[tuple[str, Any]]:
-    """Return each tensor with its path, joined by underscores, as its name; a single one is called `output`.
+    """Return pairs of name and tensor: its path, joined by underscores, in a list `output_0`; a single one is `output`.
 
-    It is empty for a model without outputs.
+    Without outputs there are none.
     """
     parts: Iterable[tuple[Any, Any]]
     if isinstance(outputs, Mapping):

@@ -95,7 +95,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
             logs: The step's logs.
 
         Returns:
-            True if training is to stop; False also if the logs have no value of an evaluation under the name `monitor`.
+            True if training is to stop; False also if `monitor` does not begin with `val_`, or is not in the logs.
         """
         if not self._monitor.startswith("val_") or self._monitor not in logs:
             return False
@@ -113,7 +113,7 @@ class EarlyStop(keras.callbacks.Callback):  # type: ignore[misc] # Keras has no 
             is_trained: Whether this trainer trained on some of the epoch; otherwise there may be no value.
 
         Returns:
-            True if training is to stop.
+            True if training is to stop, by the last decision if there is no value now.
 
         Raises:
             SettingsError: The logs have no value of the name `monitor`, and none can come later.

@@ -50,7 +50,7 @@ def run_elastic(
         **settings: Other arguments of `connect`.
 
     Returns:
-        What `train` returned; None in a spare that was never needed.
+        What `train` returned; None if the run ended without this trainer, as for a spare that was never needed.
 
     Raises:
         SettingsError: As `connect`, or `train` itself.

@@ -38,7 +38,7 @@ def part_line(stream: str, step: int, epochs: int, batches: int) -> str:
 
 
 def judged_json(stream: str, step: int, epochs: int, values: Mapping[str, float], **more: object) -> str:
-    """Return an evaluation as JSON, for scripts; a value that is not finite is null, as JSON has none."""
+    """Return an evaluation as a JSON object, for scripts, with `more` in it; a value that is not finite is null."""
     numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
     return json.dumps({"stream": stream, "step": step, "epoch": epochs, "values": numbers} | more)
 

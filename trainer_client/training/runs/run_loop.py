@@ -105,7 +105,8 @@ class Run:
     def note(self, **values: float) -> None:
         """Note means over the rows of the batch in hand, each of them a number or what `float` takes.
 
-        At the end of an epoch their means go to the coordinator, which shows them over all ranks.
+        At the end of an epoch their means go to the coordinator, which shows them over all ranks. A batch without rows
+        adds nothing. Errors of `float` pass through.
 
         Args:
             **values: The means by name, such as `loss=0.5`.
@@ -122,7 +123,8 @@ class Run:
     def stop(self, why: str = "stopped") -> None:
         """End the run after the step in hand, unless it is over already; may be called from any thread.
 
-        What was read ahead is left for the next run, or in queue mode for other trainers.
+        What was read ahead is left for the next run, or in queue mode for other trainers. A reason
+        from before the loop begins is forgotten then, and an empty one ends nothing.
 
         Args:
             why: The reason, which the run prints and has as `reason`.

@@ -61,7 +61,7 @@ class RunProgress:
         return self._clock() - self._began_s
 
     def begin(self, what: str, there: RunTotals) -> None:
-        """Begin or continue the run, with these totals so far; print so on the rank that prints.
+        """Begin or continue the run, without a reason to end and with these totals; print so on the rank that prints.
 
         It is over at once if a limit is reached or passed already. SettingsError of `from_there` passes through, and
         OverflowError, on the rank that prints, for an infinite limit of time.

@@ -57,7 +57,8 @@ class NoProgress:
             losses: The losses of all evaluations, the latest one last; lower is better.
 
         Returns:
-            True if the last `evaluations` losses were not below the best before them by more than `min_change`.
+            True if none of the last `evaluations` losses was below the best by more than `min_change`; the best begins
+            as infinity, and only such a loss takes its place.
         """
         best, since = math.inf, 0
         for loss in losses:

@@ -58,7 +58,10 @@ class AppliedBatches:
         return self._epochs[epoch].has(number) if epoch in self._epochs else epoch < self._settled
 
     def add(self, epoch: int, number: int) -> None:
-        """Count this batch as applied to the variables here; counting it again changes nothing."""
+        """Count this batch as applied to the variables here; again, it changes nothing in an epoch that is listed.
+
+        In one that is whole all other batches would count as missing: ask `has` before.
+        """
         self._epochs.setdefault(epoch, _EpochApplied()).add(number)
 
     def forget_before(self, epoch: int) -> None:
