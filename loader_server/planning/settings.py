@@ -37,8 +37,8 @@ length_amount = amount("s", "frames", "samples", "tokens", "characters", "bytes"
 def _shapes(value: object) -> Shapes:
     """Return `shapes` as parsed.
 
-    Raise SettingsError unless it is "auto", "none", a number from 1 to 256, or a list that is not empty, and BadValue
-    if an entry of the list is no length.
+    Raise SettingsError unless it is "auto", "none", a whole number from 1 to 256, or a list that is not empty and has
+    no true or false, and BadValue if an entry of the list is no length.
     """
     # A bool is an int in Python, and `shapes = true` a mistake.
     if value in ("auto", "none"):
