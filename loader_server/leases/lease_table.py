@@ -150,7 +150,7 @@ class LeaseTable:
             trainer.since_s = now_s
 
     def _keep(self, fact: LeaseFact) -> None:
-        """Write a fact to the book, then apply it."""
+        """Write a fact to the book, then apply it; errors of `recover` pass."""
         self._book.keep(fact)
         self.recover(fact)
 

@@ -56,7 +56,7 @@ def _shapes(value: object) -> Shapes:
 
 
 def _boundary(length: object) -> Amount:
-    """Return a bucket's length; an integer without a unit is in steps of the bucketed key, whatever that counts.
+    """Return a bucket's length; an integer without a unit, whose sign is not checked, is in steps of its key.
 
     Raise BadValue if it is neither an integer nor a length with a unit.
     """
