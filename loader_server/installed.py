@@ -53,7 +53,7 @@ def has_native_code(package: str) -> bool:
 
 
 def required_by(package: str) -> list[str]:
-    """Return the installed packages that an installed package requires, without those of its extras; sorted.
+    """Return the installed packages that a package requires, without those of its extras: lower-case names, sorted.
 
     Raise importlib's PackageNotFoundError if the package itself is not installed.
     """

@@ -67,7 +67,8 @@ class StreamRecipe:
 
         Raise a SettingsError if recordings are cut and a transform declares no outputs, if names, settings, fields or
         declarations of transforms do not fit, or a module, file or package is missing; raise a DataError if a source of
-        recordings that a setting names cannot be used. Raise a ValueError if `before` is none of the transforms.
+        recordings that a setting names cannot be used, and a ValueError if `before` is none of the transforms. Other
+        errors of `Chain.make` pass.
         """
         names, tables = self.settings.transforms, self.tables
         if before:
@@ -83,7 +84,7 @@ class Recipes(Mapping[str, StreamRecipe]):
     """The recipes of all streams, read at once, so that each mistake is found at once.
 
     A stream whose source needs a package that is not installed here is an error only when that stream is asked for.
-    Making it raises a SettingsError for the first mistake.
+    Making it raises a SettingsError for the first mistake; other errors of `read` pass through.
     """
 
     def __init__(self, names: Iterable[str], read: Callable[[str], StreamRecipe]) -> None:
@@ -124,7 +125,8 @@ class JobFile(JobFolder):
     """A job file whose streams are read as well.
 
     Making it raises SettingsError if the file cannot be read or has a mistake, or if this process does not keep to the
-    job's processor level. A stream whose package is not installed is an error only once its recipe is asked for.
+    job's processor level. A stream whose package is not installed is an error only once its recipe is asked for. Errors
+    of importing a source's module pass through.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -200,7 +202,7 @@ class JobFile(JobFolder):
     def index_folders(self, recipe: StreamRecipe) -> list[Path]:
         """Return the folder of the index of each of a stream's sources, in their order.
 
-        A single source's is the folder of the stream's index itself, those of several are below it.
+        A single source's is the folder of the stream's index itself; those of several are source-1, source-2 … in it.
         """
         folder = self.index_folder(recipe.name)
         if len(recipe.sources) == 1:
@@ -234,7 +236,8 @@ class JobFile(JobFolder):
     def versions_of_sent(self) -> dict[str, str]:
         """Return the versions that shape the batches of streams whose graphs trainers send, as a string by stream.
 
-        Return an empty table without such streams. Errors of making a source pass through.
+        The string is the repr of a sorted list of names with versions. Return an empty table without such streams.
+        Errors of making a source pass through.
         """
         specs = {name: self.recipes[name].sources[0] for name in self.accepting}
         return {name: repr(sorted(spec.make().versions.items())) for name, spec in specs.items()}
@@ -250,7 +253,8 @@ class JobFile(JobFolder):
     def _recipe(self, name: str) -> StreamRecipe:
         """Return a stream's recipe; raise SettingsError for a mistake, MissingLibraryError if it needs a package.
 
-        A filter, chunks and a source's table are read and checked here; nothing is opened.
+        A filter, chunks and a source's table are read and checked here; nothing is opened. Errors of importing a
+        source's module, and of its parsers of settings, pass through.
         """
         table, where = self.job.streams[name], f"{self.path}, [streams.{name}]"
         # A mixture's sources have tables of their own, so the stream itself has no settings of a source.
@@ -286,7 +290,7 @@ class JobFile(JobFolder):
         """Return the stream's one source, whose settings were read already, or each of several.
 
         Raise MissingLibraryError if one of several needs a package that is not installed, and SettingsError if one
-        makes whole batches, is unknown or cannot be imported, or has a mistake in its settings.
+        makes whole batches, is unknown, or has a mistake in its settings. Other errors of `source_class` pass.
         """
         if not settings.sources:
             return (self._spec(settings.source, of_source[0], where, of_job),)
@@ -331,7 +335,8 @@ class JobFile(JobFolder):
 def read_job(path: str | Path) -> JobFile:
     """Return a job file, and let it name modules that lie beside it.
 
-    Raise SettingsError if the file cannot be read, or for a mistake in it.
+    Raise SettingsError if the file cannot be read, for a mistake in it, or if this process does not keep to the job's
+    processor level; errors of importing a source's module pass through.
     """
     job = JobFile(path)
     job.make_importable()
@@ -387,7 +392,8 @@ def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> No
 def _divided(table: Mapping[str, Any], own: set[str]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return a stream's own settings, the tables of its transforms, and the names that such tables may have.
 
-    Every table that is not an own setting counts as a transform's, even under an unknown name.
+    Every table that is not an own setting counts as a transform's, even under an unknown name, and so does any value
+    under the name of a transform.
     """
     # A key of our own settings is never a transform's table, even if a transform has the same name.
     named = tuple(sorted(_named_transforms(table) - own))

@@ -24,7 +24,8 @@ __all__ = ["JobFolder"]
 class JobFolder:
     """A job file, read except for its streams' settings of sources and transforms.
 
-    Making it raises SettingsError if the file cannot be read, or has a mistake outside these settings.
+    Making it raises SettingsError if the file, or a host's own settings beside it, cannot be read or has a mistake
+    outside these settings, or if no folder can be at the place of its state or of a cache.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -70,7 +71,7 @@ class JobFolder:
 
     @property
     def state(self) -> Path:
-        """Return the folder of index, journal and quarantine log."""
+        """Return the folder of index, journal and quarantine log: that of the job's name, in the folder `state`."""
         return self.base / self.settings.state / self.settings.name
 
     def refuse_closed(self, folder: Path) -> None:

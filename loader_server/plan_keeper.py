@@ -44,7 +44,7 @@ class PlanKeeper(Keeper):
         self._log = Log("plan")
 
     def load(self, kind: str, name: str) -> Arrays | None:
-        """Return the arrays that were saved; None if there are none, or if they are damaged or cannot be read."""
+        """Return the arrays that were saved; None if there are none, they cannot be read, or are damaged (logged)."""
         path = self._path(kind, name)
         try:
             with path.open("rb") as file:
@@ -60,7 +60,7 @@ class PlanKeeper(Keeper):
             return dict(arrays)
 
     def save(self, kind: str, name: str, arrays: Arrays) -> None:
-        """Save arrays, and remove the least recently used ones of this kind; log it if that fails.
+        """Save arrays, and remove all but the eight of this kind that were used last; log it if that fails.
 
         That is a warning, or a debug line if the folder cannot be written to at all.
         """

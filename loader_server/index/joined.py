@@ -52,8 +52,8 @@ class OpenedSource:
     def lengths(self, chain: Chain, start: int, stop: int) -> Mapping[str, NDArray[np.int64]]:
         """Return the lengths after a chain, by key, of the samples from `start` to before `stop`.
 
-        Raise a DataError if they have to be measured and the index has those of another chain; raise a SettingsError if
-        the transforms lack a value that lengths are computed from, or a rule gives no whole numbers.
+        Raise a DataError if they have to be measured and the index has those of another chain, and else the errors of
+        `Chain.lengths`, such as a SettingsError if a length is missing, or a rule gives no whole numbers.
         """
         if chain.measured:
             return {key: column[start:stop] for key, column in self.index.measured_lengths(chain).items()}
@@ -65,7 +65,7 @@ class OpenedSource:
     def passing(self, rule: RowFilter, chain: Chain, start: int, stop: int) -> NDArray[np.bool_]:
         """Return which samples from `start` to before `stop` pass a filter.
 
-        Raise a SettingsError if the types of the columns do not fit the expression, and the errors of `lengths`.
+        Raise the errors of `RowFilter.passes`, such as a SettingsError for types that do not fit, and of `lengths`.
         """
         lengths = {**self._raw_lengths(start, stop), **self.lengths(chain, start, stop)}
         # Strings are decoded one by one, so only those that the filter names.
@@ -208,8 +208,8 @@ class SourceSet:
     def lengths(self, chain: Chain, key: str, start: int, stop: int) -> NDArray[np.int64]:
         """Return the key's lengths, after a bound chain, of the samples from `start` to before `stop`.
 
-        Raise a DataError if they have to be measured and an index has those of another chain, and a SettingsError if
-        the transforms lack a value that lengths are computed from, or a rule gives no whole numbers.
+        Raise a DataError if they have to be measured and an index has those of another chain, and else the errors of
+        `Chain.lengths`, such as a SettingsError if a length is missing, or a rule gives no whole numbers.
         """
         pieces = [member.lengths(chain, *own)[key] for member, own in self._between(start, stop)]
         return _together(pieces, np.int64)
@@ -221,7 +221,7 @@ class SourceSet:
     def passing(self, rule: RowFilter, chain: Chain, start: int, stop: int) -> NDArray[np.bool_]:
         """Return which of these samples pass a filter, by lengths after the chain, raw lengths, and string columns.
 
-        Raise a SettingsError if the types of the columns do not fit the expression, and the errors of `lengths`.
+        Raise the errors of `RowFilter.passes`, such as a SettingsError for types that do not fit, and of `lengths`.
         """
         return _together([member.passing(rule, chain, *own) for member, own in self._between(start, stop)], np.bool_)
 
@@ -339,8 +339,8 @@ class JoinedSource(Source):
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
         """Decode member by member and put each value in its place, for the keys that all members have.
 
-        Return None if a member cannot decode many at once. Raise a ValueError if a key has columns of several kinds,
-        and whatever a member raises.
+        Return None if a member cannot decode many at once. Raise a ValueError if columns of a key differ in kind or
+        inner shape, and whatever a member raises.
         """
         made: list[Columns] = []
         places: list[NDArray[np.int64]] = []

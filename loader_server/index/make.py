@@ -51,7 +51,7 @@ def make_index(request: IndexRequest) -> IndexReport:
 
     Raise a DataError if the data are refused, lengths have to be measured and no sample can be read, a process died, or
     another indexer is at work in the folder; raise a MachineError if the disk is full or the machine failed, and a
-    SettingsError if a transform lacks a length that it needs. Other OSErrors and errors of the source pass through.
+    SettingsError if a transform lacks a length. Other errors of the source, the chain, `own_code` and the disk pass.
     """
     request.refuse_measuring()
     with _noticing_no_room(request.folder), contextlib.closing(request.source), locked(request.folder):
@@ -82,7 +82,7 @@ def unchanged_index(request: IndexRequest) -> IndexReport | None:
     """Return the report on the present index if a new one would be the same; None if not, or if that is unknown.
 
     Return None also if there is no whole index, or if the data would be refused for their bad rows now. Raise a
-    DataError if the data lose too many letters; other errors of the source and of reading the report pass through.
+    DataError if the data lose too many letters; other errors of the source, `own_code` and reading the report pass.
     """
     try:
         index = open_index(request.folder)
@@ -101,7 +101,7 @@ def unchanged_index(request: IndexRequest) -> IndexReport | None:
 def _count_letters(request: IndexRequest, indexed: Callable[[], Indexed], columns: Path) -> LettersReport | None:
     """Return what the chain does to letters, or None if it drops none; raise a DataError if the data lose too many.
 
-    The source is opened only if it has texts that were not counted before; its errors pass through.
+    The source is opened only if it has texts not counted before; its errors pass. New counts are kept in `columns`.
     """
     source = request.source
 
@@ -257,7 +257,7 @@ class _Indexer:
         """Return the content of `meta.json` for the finished draft, whose files this closes.
 
         Raise a SettingsError if a transform lacks a length that it needs, and an OSError if the disk is full, or
-        fails; errors of the source pass through.
+        fails; errors of the source and other errors of `Chain.lengths` pass through.
         """
         request, source, journal = self.request, self.request.source, self.draft.journal
         indexed, chain = self.indexed(), self.request.measured_chain
@@ -294,7 +294,8 @@ class _Indexer:
     def _with_time(self, indexed: Indexed, chain: Chain) -> tuple[Field, ...]:
         """Return the measured fields; those as long as the declared transforms would make them get steps per second.
 
-        Raise a SettingsError if a transform lacks a length that it needs. Errors of the source's `open` pass through.
+        Raise a SettingsError if a transform lacks a length that it needs. Errors of the source's `open` and other
+        errors of `_as_declared` pass through.
         """
         self.request.source.open(indexed)
         time_of = {field_.key: field_.per_second for field_ in chain.fields}
@@ -307,7 +308,7 @@ class _Indexer:
     def _as_declared(self, chain: Chain) -> set[str]:
         """Return the keys whose measured lengths are those that the declared transforms alone would give.
 
-        Raise a SettingsError if a transform lacks a length that it needs. Errors of `Draft.measured` pass through.
+        Errors of `Chain.lengths`, such as a SettingsError for a missing length, and of `Draft.measured` pass through.
         """
         measured = {key: self.draft.measured(key) for key in self.draft.journal.measured}
         same, raw = set(measured), self.request.source.lengths

@@ -48,7 +48,7 @@ def run_in_order(
 ) -> Generator[_T, None, None]:
     """Yield the results of all pieces in order; each process makes its own work, when its first piece comes.
 
-    What making the work or doing a piece raises is raised here, in the piece's turn.
+    What making the work or doing a piece raises is raised here, in the piece's turn, and what `pieces` raises.
 
     Raises:
         BrokenProcessPool: A process died.

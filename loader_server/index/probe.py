@@ -74,7 +74,7 @@ class _Prober:
 
         Rows that are too large or refused are bad. Raise a DataError if measured fields differ between samples, a
         ReadError if reading fails, a MachineError if memory ran out, a SettingsError if a transform's rule asks for a
-        length that is missing, and other errors of the source, such as an OSError if the disk fails.
+        length that is missing, and other errors of chain and source, such as an OSError if the disk fails.
         """
         found, chain = self._without_larger(self._source.probe(piece)), self._order.chain
         if chain is None:
@@ -103,8 +103,8 @@ class _Prober:
     def _tried(self, found: Found, chain: Chain) -> Probed:
         """Return the piece with rows turned bad that a transform refuses; only those that it may refuse are decoded.
 
-        Raise a ReadError if reading fails, a MachineError if memory or descriptors ran out, and a SettingsError if a
-        rule asks for a length that is missing.
+        Raise a ReadError if reading fails, a MachineError if memory or descriptors ran out, a SettingsError if a rule
+        asks for a length that is missing, and other errors of the source, `Chain.doubtful` and `Chain.measure`.
         """
         kept, bad = list[int](), dict(found.bad)
         doubtful = chain.doubtful(self._source.lengths)
@@ -145,7 +145,8 @@ class _Prober:
     def _measure_or_bad(self, place: int, row: int, raw: bytes, chain: Chain) -> _Measured | BadRow:
         """Return the fields and lengths of one sample, or the bad row that it makes.
 
-        A failure of the machine is raised: a ReadError, or a MachineError if memory or descriptors ran out twice.
+        A failure of the machine is raised: a ReadError, or a MachineError if memory or descriptors ran out twice. Other
+        errors of `_measure` than a SampleError are passed on.
         """
         largest = self._order.spec.of_job.largest_sample
         try:
@@ -193,7 +194,8 @@ def probe_in_order(
 ) -> Generator[Probed, None, None]:
     """Yield what each piece holds, in order, from one process or several.
 
-    One process probes with the request's own source, unless that must be probed apart. Other errors of it pass through.
+    One process probes with the request's own source, unless that must be probed apart. Other errors of the source, of
+    the chain and of `pieces` pass through.
 
     Raises:
         BrokenProcessPool: A process died.

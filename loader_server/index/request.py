@@ -119,7 +119,7 @@ class IndexRequest:
     def processes_for(self, pieces: float) -> int:
         """Return how many processes are worth starting for this many pieces: as requested, or one for each core.
 
-        Return 1 for a few pieces, unless their size was requested.
+        Return 1 for at most 8 pieces, or 4 if lengths are measured, unless the size of pieces was requested.
         """
         pays = _MEASURED_PIECES_THAT_PAY if self.measured_chain else _PIECES_THAT_PAY
         return (self.processes or os.cpu_count() or 1) if self.piece_rows or pieces > pays else 1

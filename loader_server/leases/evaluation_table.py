@@ -63,7 +63,7 @@ class EvaluationTable(LeaseTable):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether all batches are done or given up; False before the first is leased."""
+        """Return whether all batches are done or given up; False before the epoch is opened."""
         return self.unsettled() > 0
 
     # --- what survives ---

@@ -150,7 +150,7 @@ class LeaseTable:
             trainer.since_s = now_s
 
     def _keep(self, fact: LeaseFact) -> None:
-        """Write a fact to the book, then apply it."""
+        """Write a fact to the book, then apply it; errors of `recover` pass."""
         self._book.keep(fact)
         self.recover(fact)
 
@@ -403,7 +403,7 @@ class LeaseTable:
                     self._call(incarnation, trainer)
 
     def leave(self, incarnation: int) -> None:
-        """Forget a trainer that is gone, and give back its leases; do nothing if the trainer is unknown."""
+        """Forget a trainer that is gone, if known, give back its leases, and call waiting trainers if any are free."""
         # Its reports still count if it was only cut off: what was leased to it stays known by `nth`.
         trainer = self.trainers.pop(incarnation, None)
         for key in list(trainer.leases) if trainer is not None else ():

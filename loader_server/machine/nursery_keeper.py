@@ -98,7 +98,7 @@ def execute_nursery() -> OwnedNursery:
 def start_nursery() -> OwnedNursery:
     """Start a nursery as a program, and return it once it can fork.
 
-    Raise MachineError if there is no room for it, or it is not ready in time.
+    Raise MachineError if it cannot be started, ends before it is ready, or is not ready within half a minute.
     """
     try:
         nursery = execute_nursery()

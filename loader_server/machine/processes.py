@@ -94,7 +94,7 @@ def send_facts(ready_fd: int, **facts: Any) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """Return a process's exit code in words; real-time signals are given by number."""
+    """Return a process's exit code in words: "exit 1", "signal SIGKILL", or "signal 40" for one without a name."""
     if code >= 0:
         return f"exit {code}"
     try:

@@ -42,7 +42,7 @@ def find_reachable_endpoint(endpoint: str, coordinator: str) -> str | None:
 
 
 def _find_address_towards(host: str) -> str | None:
-    """Return our address on the route to a host, or None if there is none; connecting a UDP socket sends nothing."""
+    """Return our address on the route to a host; None if there is none, or its name is unknown. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))

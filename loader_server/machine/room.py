@@ -53,7 +53,7 @@ class Room:
 
 
 def shown_bytes(nbytes: int) -> str:
-    """Return a number of bytes as text, in the largest unit, up to PiB, that gives at least 1."""
+    """Return a number of bytes as text such as "1.5 GiB": in the largest unit, up to PiB, that gives at least 1."""
     amount, unit = float(nbytes), 0
     while amount >= 1024 and unit < len(_UNITS) - 1:
         amount, unit = amount / 1024, unit + 1

@@ -287,7 +287,7 @@ class JoinedJob(ServedJob):
 
 
 def _usual_listen(folder: JobFolder, *, insecure: bool) -> str:
-    """Return where workers of a joined job listen by default: on loopback if the job is sure to stay on this host.
+    """Return a joined job's default address: any port of 127.0.0.1 if it is sure to stay here, else of 0.0.0.0.
 
     A coordinator that is named by a file may come back on another host, so its job counts as local only if there are
     neither keys nor `insecure`: without both, a coordinator on another host is not joined. Raise SettingsError if the

@@ -377,7 +377,7 @@ class Supervisor:
         self._look_after_places(now_s)  # jobs that have advanced get workers
 
     def _look_at(self, job: ServedJob, now_s: float) -> None:
-        """Process reports and ends of a job's indexer and coordinator; restart them, and end the job, if due."""
+        """Process reports and ends of indexer and coordinator; restart them, end the job if due; `_end` errors pass."""
         code = job.indexer.look(now_s)
         if code is not None and job.stage is Stage.INDEXING:
             self._end_indexing(job, code, now_s)
@@ -478,7 +478,7 @@ class Supervisor:
                 self._answer(caller, job, request)
 
     def _answer(self, caller: Caller, job: ServedJob, request: Mapping[str, Any]) -> None:
-        """Add or end a job, or list all, as a request from the socket of `job` asks.
+        """Add or end a job, or list all, as a request from the socket of `job` asks; errors of `_end` pass.
 
         Refuse with the error if a job cannot be added; hang up if the request is unknown, or to end a job that is gone.
         """

@@ -118,7 +118,7 @@ class Costs:
         return shares
 
     def fills(self, chosen: Integers) -> bool:
-        """Return whether each bucket but the last fills two batches; a few shapes are accepted even if they do not."""
+        """Return whether each bucket but the last fills two batches a window, or there are at most four shapes."""
         counts = np.diff(self.below[chosen], prepend=0) // self.windows
         return len(chosen) <= _FEW or bool((counts >= 2 * self.rows[chosen])[:-1].all())
 

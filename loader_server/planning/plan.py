@@ -190,7 +190,7 @@ class Plan:
         return data_pass, part, arranged(data_pass, self._sizes, self.recipe.settings.window, self.recipe.mixture)
 
     def _order(self, number: int) -> str:
-        """Return the order of a pass: sorted while the curriculum lasts."""
+        """Return the order of a pass: "sorted" while the curriculum lasts, then the one that is set."""
         settings = self.recipe.settings
         return "sorted" if number * settings.epoch_parts < settings.curriculum_epochs else settings.order
 

@@ -37,8 +37,8 @@ length_amount = amount("s", "frames", "samples", "tokens", "characters", "bytes"
 def _shapes(value: object) -> Shapes:
     """Return `shapes` as parsed.
 
-    Raise SettingsError unless it is "auto", "none", a number from 1 to 256, or a list that is not empty, and BadValue
-    if an entry of the list is no length.
+    Raise SettingsError unless it is "auto", "none", a whole number from 1 to 256, or a list that is not empty and has
+    no true or false, and BadValue if an entry of the list is no length.
     """
     # A bool is an int in Python, and `shapes = true` a mistake.
     if value in ("auto", "none"):
@@ -56,7 +56,7 @@ def _shapes(value: object) -> Shapes:
 
 
 def _boundary(length: object) -> Amount:
-    """Return a bucket's length; an integer without a unit is in steps of the bucketed key, whatever that counts.
+    """Return a bucket's length; an integer without a unit, whose sign is not checked, is in steps of its key.
 
     Raise BadValue if it is neither an integer nor a length with a unit.
     """

@@ -188,7 +188,7 @@ class _LengthPasses:
     _done: int = 0
 
     def blocks(self) -> Iterator[tuple[int, int, dict[str, Integers]]]:
-        """Yield each block's first sample, the sample after it, and the lengths that decide about its samples."""
+        """Yield each block's first sample, the one after its last, and the lengths that decide; table errors pass."""
         for start, stop in _blocks(self.table.segments):
             yield start, stop, {key: self.table.lengths(key, start, stop) for key in self.limits.deciding}
             self._done += stop - start
@@ -217,7 +217,7 @@ def _look_first(reading: _LengthPasses) -> tuple[dict[str, Integers], int]:
 
 
 def _longest_run(table: LengthTable) -> Integers:
-    """Return the most chunks that any recording has, as an array of one; 0 if there are no samples."""
+    """Return the most chunks of any recording, as an array of one; 0 without samples. Errors of the table pass."""
     most = np.zeros(1, np.int64)
     for start, stop in _blocks(table.segments):
         # A block is whole segments, and no segment begins within a recording, so no recording is cut in two here.
@@ -296,7 +296,7 @@ def _edges(reading: _LengthPasses, settings: PlanSettings, first_look: Mapping[s
 
 
 def _sub_edges(reading: _LengthPasses, edges: Integers) -> Integers:
-    """Return the second key's padded length in each sub-bucket, for least padding.
+    """Return the second key's padded length in each sub-bucket, for least padding; errors of the table pass.
 
     The last sub-bucket of each bucket is as long as those of smaller buckets, because their leftovers spill into it.
     """
@@ -324,7 +324,7 @@ def _count_buckets(
 ) -> tuple[NDArray[np.int32], Integers, dict[str, Integers]]:
     """Return each segment's bucket counts and sum of lengths, and each other key's greatest length by bucket.
 
-    That length covers the bucket and all smaller ones; edges of sub-buckets (`subs`) are returned as they are.
+    It covers the bucket and all smaller ones; edges of sub-buckets (`subs`) come back as they are. Table errors pass.
     """
     table, limits = reading.table, reading.limits
     segments, buckets = table.segments, len(edges)
