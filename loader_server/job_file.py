@@ -209,6 +209,16 @@ class JobFile(JobFolder):
             return [folder]
         return [folder / f"source-{place}" for place in range(1, len(recipe.sources) + 1)]
 
+    def refuse_unknown(self, name: str) -> None:
+        """Raise SettingsError for a stream that the job does not have."""
+        if name not in self.recipes:
+            raise SettingsError(
+                expected="one of the streams " + ", ".join(self.recipes),
+                got=name or "none",
+                where=f"{self.path}, --stream",
+                remedy="Name one of these.",
+            )
+
     @property
     def accepting(self) -> tuple[str, ...]:
         """Return the streams whose graphs trainers send, without those whose packages are not installed."""

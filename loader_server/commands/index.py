@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """Make the indexes that the options ask for, and the statistics; print the reports and return the exit code.
 
     With `options.missing`, as before a job is served, only what is missing is made. Raises SettingsError for a mistake
-    in the job file, KeyError for an unknown stream, and what `index_missing`, `index_streams`, `make_statistics` raise.
+    in the job file or an unknown stream, and what `index_missing`, `index_streams` and `make_statistics` raise.
     """
     from loader_server.commands.statistics import make_statistics  # what the others do not wait for
 
@@ -56,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
     if options.missing:
         index_missing(job)
         return 0
+    for name in options.stream or ():
+        job.refuse_unknown(name)
     names = options.stream or [name for name in job.recipes if not job.is_awaited(name)]
     statistics = make_statistics(job, names, processes=options.processes) if options.statistics else []
     reports = index_streams(job, names, strict=options.strict, processes=options.processes, force=options.force)

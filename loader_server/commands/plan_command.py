@@ -83,13 +83,7 @@ def open_stream(job: JobFile, name: str) -> Stream:
     not installed, or if its settings do not fit its data; raises DataError if there is no index that fits, or no sample
     is left to plan.
     """
-    if name not in job.recipes:
-        raise SettingsError(
-            expected="one of the streams " + ", ".join(job.recipes),
-            got=name,
-            where=str(job.path),
-            remedy="Name one of these.",
-        )
+    job.refuse_unknown(name)
     if job.recipes[name].whole:
         raise SettingsError(
             expected="a stream whose batches are planned from samples",

@@ -53,13 +53,8 @@ def forgive(options: argparse.Namespace) -> int:
     raises passes through.
     """
     job = read_job(options.job)
-    if options.stream and options.stream not in job.recipes:
-        raise SettingsError(
-            expected="one of the streams " + ", ".join(f'"{name}"' for name in job.recipes),
-            got=f'"{options.stream}"',
-            where="--stream",
-            remedy="Name a stream of the job file.",
-        )
+    if options.stream:
+        job.refuse_unknown(options.stream)
     with closing(_open_memory(job)) as memory:
         if options.identity or options.all:
             _forget(memory, options)

@@ -21,7 +21,7 @@ from loader_server.processor.capping import execute_again, keep_to
 from loader_server.sources.map_style import MapStyleSettings
 from loader_server.sources.registry import SourceSpec, dotted_name, source_class
 from loader_server.stream import sources_of
-from shared.errors import SettingsError, StokerError
+from shared.errors import StokerError
 from shared.settings.tables import read_table
 
 if TYPE_CHECKING:
@@ -135,13 +135,7 @@ def _cases(name: str, options: argparse.Namespace) -> list[SourceCase]:
     if not name.endswith(".toml"):
         return [SourceCase(spec=_spec(name, options.arguments))]
     job = read_job(name)
-    if options.stream not in job.recipes:
-        raise SettingsError(
-            expected="one of the streams " + ", ".join(job.recipes),
-            got=options.stream,
-            where=name,
-            remedy="Name it with --stream.",
-        )
+    job.refuse_unknown(options.stream)
     return [SourceCase(spec=spec) for spec, _ in sources_of(job, job.recipes[options.stream])]
 
 

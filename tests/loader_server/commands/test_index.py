@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from loader_server.cli import main
 from loader_server.commands import index
 from loader_server.commands.index import index_missing, index_streams
 from loader_server.job_file import JobFile
@@ -31,6 +32,15 @@ paths = ["a.txt"]
 length = "text"
 budget = "100 characters"
 """
+
+
+def test_a_stream_that_the_job_does_not_have_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("one line\n")
+    (tmp_path / "job.toml").write_text(JOB)
+    with pytest.raises(SystemExit, match="1"):
+        main(["index", str(tmp_path / "job.toml"), "--stream", "trian"])
+    assert "expected one of the streams train, got trian" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("index-train"))
 
 
 @pytest.mark.parametrize(

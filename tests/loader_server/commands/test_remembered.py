@@ -110,7 +110,7 @@ class TestWithoutACoordinator:
 
     def test_a_stream_that_the_job_does_not_have_is_an_error(self, capsys, job, journal):
         code, _, err = run(capsys, job, "--all", "--stream", "trian")
-        assert (code, 'expected one of the streams "train", "dev", got "trian"' in err) == (1, True)
+        assert (code, "expected one of the streams train, dev, got trian" in err) == (1, True)
 
     def test_a_coordinator_that_just_starts_has_it(self, capsys, job, journal):
         held = Journal(journal)
