@@ -170,7 +170,7 @@ class Outbox:
     # --- for consumers, in any thread ---
 
     def take(self, reader: Reader) -> OfferedBatch | None:
-        """Wait for the next batch of this reader and return it; return None at the end of its epoch.
+        """Wait for the next batch of this reader and return it; None at its epoch's end, or once `serve` ended it.
 
         Raise the error that stopped the feed, ClosedError if feed or reader is closed, or EndedError if the job ended,
         at once or before this reader's next round.

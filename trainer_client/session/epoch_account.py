@@ -118,10 +118,7 @@ class EpochAccount:
 
 
 def _extent(account: EpochAccount, batches: int, *, is_shared: bool) -> dict[str, float]:
-    """Return, as one field, how much of the epoch was trained on: its `share`, or `complete` since training began.
-
-    It is 1 if the epoch has no batches.
-    """
+    """Return as a field how much of an epoch was trained on: `share`, or `complete` from where it began; 1 if empty."""
     part = account.steps if is_shared else batches - account.first
     return {"share" if is_shared else "complete": round(part / batches, 4) if batches else 1.0}
 

@@ -212,7 +212,7 @@ class FeedSession:
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
         """Report that a run ended in good order, and why; an elastic run ends in all ranks, or in none.
 
-        An elastic run also waits until all ranks have reached the end, unless `ends_later` is set: raise LostError if
+        An elastic run waits until all ranks have reached the end, or only notes it if `ends_later`: raise LostError if
         a rank or the coordinator is lost, and the error of a feed that fails or is closed. Other runs wait for a second
         at most. Raise SettingsError if a number is out of the protocol's bounds.
         """

@@ -62,7 +62,7 @@ Point = tuple[float, float]
 
 
 def page(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
-    """Return the report as an HTML page, with any older one beside; raise KeyError or IndexError if parts are missing."""
+    """Return the report as HTML page, with any older one beside; raise KeyError or IndexError if parts are missing."""
     facts = [f"{name} {value}" for part in ("machine", "versions") for name, value in document[part].items()]
     parts = [
         f"<h1>Load test: {escape(document['mode'])}</h1>",
