@@ -58,10 +58,10 @@ def role(  # noqa: PLR0913 - each is a flag with a default
 
 
 def ranks_in_world(rank: int | None, replicas: int, world: int | None) -> Ranks:
-    """Return the ranks given to `connect`, else those of the environment's role, else rank 0 alone.
+    """Return the ranks given to `connect`; without `rank` those of the environment's role, or without one rank 0.
 
-    Raise SettingsError if `world` contradicts the environment, or if the environment's role is malformed or that of a
-    parameter server, which has no rank.
+    A `world` that neither gives is `replicas`. Raise SettingsError if `world` contradicts the environment's role, or if
+    that is malformed or a parameter server's, which has no rank.
     """
     if rank is not None or not has_place(os.environ):
         return Ranks(rank=rank or 0, replicas=replicas, world=replicas if world is None else world)

@@ -98,10 +98,10 @@ def load_test(order: LoadTestOrder) -> int:
     """Run the test, print and write its report, and return the exit code.
 
     It is 0 if nothing is broken, else the highest code of the trainers' errors, at least 1. Raise SettingsError if the
-    report's folder cannot be written or the older report cannot be read, JobError if our own loaders do not start,
+    report's folder cannot be written or the older report is none of ours, JobError if our own loaders do not start,
     AttachError if a trainer cannot attach, CrewError if a process of the test ends early, ValueError if there are more
-    trainers than batches in a group, KeyError if the older report lacks a part, OSError if a process cannot be started
-    or the disk is full, and KeyboardInterrupt at Ctrl-C or SIGTERM.
+    trainers than batches in a group, KeyError or IndexError if the older report lacks a part, OSError if a process
+    cannot be started or the disk is full, and KeyboardInterrupt at Ctrl-C or SIGTERM.
     """
     # Before anything runs: a folder or an old report that is of no use would be noticed only after minutes.
     if order.report is not None:
@@ -148,7 +148,8 @@ def _run(order: LoadTestOrder, repeat: int) -> dict[str, Any]:
 
     Raise JobError if our own loaders do not start, AttachError if a trainer cannot attach, CrewError if a process of
     the test ends early, ValueError if there are more trainers than batches in a group, and KeyboardInterrupt at Ctrl-C
-    or SIGTERM. OSError of `OwnJob` and of `conduct` passes through.
+    or SIGTERM. OSError of `OwnJob` and of `conduct` passes through. The exit code is the highest of the trainers'
+    errors, 0 without any; the first 20 errors are returned too.
     """
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
@@ -249,7 +250,7 @@ class OwnJob:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the ids of a process's children and their children; none if it has ended."""
+    """Return the ids of all processes below this one, each before its own children; none if it has ended."""
     try:
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
     except OSError:

@@ -115,7 +115,7 @@ class _Process:
             raise self._make_end_error() from None
 
     def hear(self) -> None:
-        """Read its messages; raise CrewError if it ended without a result.
+        """Wait for its next messages and note what they say; raise CrewError if it ended without a result.
 
         A message that is cut at its end waits for the next call.
         """
@@ -157,7 +157,7 @@ def conduct(
     loader_cpu_s: Callable[[], float] | None,
     on_progress: Callable[[int], None],
 ) -> Measured:
-    """Run the test once, with all ranks in so many processes, and return the measurements.
+    """Run the test once, with all ranks in so many processes, tell how many batches came, and return the measurements.
 
     Raise AttachError if a trainer cannot attach, CrewError if a process ends early, ValueError if the world exceeds the
     group, and KeyboardInterrupt (or Terminated) at a signal; all processes are ended in any case. OSError of `_Process`
@@ -194,7 +194,7 @@ def _listen(
     is_done: Callable[[_Process], bool],
     on_progress: Callable[[int], None],
 ) -> None:
-    """Read messages of the crews until each is done; raise CrewError if one ends early.
+    """Read messages of the crews until each is done, and tell how many batches came; raise CrewError if one ends early.
 
     Raise KeyboardInterrupt (or Terminated) at a signal.
     """

@@ -85,7 +85,7 @@ class _Crew:
         _say(result=self._result(time.process_time() - began_cpu_s, time.monotonic() - at_s))
 
     def _join(self, at_s: float) -> None:
-        """Wait for all trainers' current step and late batches, and fail those that still wait for a batch."""
+        """Wait for all trainers until two steps and 10 s after the run's end; fail and stop those still alive."""
         until_s = at_s + self._run.seconds + 2 * self._run.step_s + _LATE_S
         for trainer in self._trainers:
             trainer.join(max(0.0, until_s - time.monotonic()))
@@ -110,7 +110,7 @@ class _Crew:
         }
 
     def stop(self) -> None:
-        """Stop all trainers, waiting for all together at most a second; those that still sleep through a step go on."""
+        """Stop all trainers, waiting for all together at most a second; those that still attach or sleep go on."""
         for trainer in self._trainers:
             trainer.stop()
         until_s = time.monotonic() + _LEAVING_S

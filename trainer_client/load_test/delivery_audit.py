@@ -43,7 +43,7 @@ class Discrepancies:
 def audited(laps: Iterable[Lap], world: int) -> Discrepancies:
     """Return the discrepancies between the plan and the batches of all ranks of a world, lap by lap.
 
-    Raise ValueError if the world exceeds a lap's group.
+    Raise ValueError if the world is below 1 or exceeds a lap's group.
     """
     # By lap and number: each lap gives each number once, so the same number in two laps is no repetition.
     due, got = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
@@ -56,7 +56,7 @@ def audited(laps: Iterable[Lap], world: int) -> Discrepancies:
 def _due(lap: Lap, world: int) -> list[int]:
     """Return the batch numbers that the plan gives this rank in the rounds it went; in all rounds if the lap ended.
 
-    Raise ValueError if the world exceeds the lap's group.
+    Raise ValueError if the world is below 1 or exceeds the lap's group.
     """
     # All rounds of an ended lap, however many it reports: a trainer that saw an early end has lost the others.
     planned = islice(rounds(0, lap.batches, lap.group, world), None if lap.ended else lap.rounds)

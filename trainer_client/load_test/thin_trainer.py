@@ -90,7 +90,7 @@ class ThinTrainer(threading.Thread):
     def run(self) -> None:
         """Attach and train, in the thread; keep an error as text and exit code, unless `stop` caused it.
 
-        Wait before the first lap until all trainers have attached. Let the conductor know of readiness and of an error.
+        Wait before the first lap until all trainers have attached. Release `on_ready` after attaching, and at an error.
         """
         order = self._run
         try:
@@ -188,7 +188,7 @@ class ThinTrainer(threading.Thread):
             self._first_end_s = now_s
 
     def result(self) -> dict[str, Any]:
-        """Return its counts and laps as plain values, with its error ("" if none) and the error's exit code."""
+        """Return its counts and laps as plain values, with its error ("" if none) and exit code (1 even if none)."""
         tally = self.tally
         return {
             "rank": self.rank,

@@ -151,7 +151,7 @@ def wait_for_coordinator(endpoint: str, keys: ClientKeys | None, timeout_s: floa
 
     Raises:
         LostError: No answer came within `timeout_s`.
-        RefusedError: The coordinator refused us.
+        RefusedError: The coordinator refused us; by its code another error of `error_of`.
         SettingsError: The endpoint is invalid, or its file unsafe.
         MachineError: Too few open files, or too little address space, are left.
         zmq.ZMQError: libzmq cannot connect, the first time or after silence.

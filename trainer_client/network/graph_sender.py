@@ -63,9 +63,10 @@ class Sending:
 def send_graph(endpoint: str, keys: ClientKeys | None, sending: Sending, silence_s: float) -> None:
     """Send the graph and return once the coordinator has it and its stream can be attached to.
 
-    Raise LostError if the coordinator is silent for `silence_s`, and RefusedError if it refuses the graph or cannot run
-    it. Raise ValueError if the graph exceeds the protocol's bounds. Errors of `lone_client` and of its client's `send`
-    pass through, if no connection can be made or the coordinator's file is unsafe.
+    Raise LostError if the coordinator is silent for `silence_s`, and the error of its refusal (`error_of`) if it
+    refuses the graph or cannot run it. Raise ValueError if the graph exceeds the protocol's bounds. Errors of
+    `lone_client` and of its client's `send` pass through, if no connection can be made or the coordinator's file is
+    unsafe.
     """
     with lone_client(endpoint, keys) as client:
         heard_s, has_logged = time.monotonic(), False

@@ -54,7 +54,7 @@ class Heartbeat:
         )
 
     def _measure_waited(self, now_s: float, log: Log) -> float:
-        """Return which part of the time since the last heartbeat the consumer has waited."""
+        """Return the part (0 to 1) of the time since the last heartbeat that the consumer waited; log spells of it."""
         waited_s = self._standing.waited_s + self._outbox.waiting_s(now_s)
         (made_s, before_s), self._made = self._made, (now_s, waited_s)
         share = max(0.0, min(1.0, (waited_s - before_s) / max(now_s - made_s, 1e-3)))

@@ -170,7 +170,7 @@ class Outbox:
     # --- for consumers, in any thread ---
 
     def take(self, reader: Reader) -> OfferedBatch | None:
-        """Wait for the next batch of this reader and return it; return None at the end of its epoch.
+        """Wait for the next batch of this reader and return it; None at its epoch's end, or once `serve` ended it.
 
         Raise the error that stopped the feed, ClosedError if feed or reader is closed, or EndedError if the job ended,
         at once or before this reader's next round.
@@ -223,7 +223,7 @@ class Outbox:
         return not self._is_still or (self._last is not None and (at.epoch, at.number) < self._last)
 
     def _queue_up(self, reader: Reader) -> float:
-        """Ask the core to serve this reader, if it may take over; return the longest time to wait before looking again.
+        """Ask the core to serve this reader, if it is the newest and may take over; return how long to wait at most.
 
         The newest reader that has asked is woken by a bell, so it may wait for ever (negative).
         """
@@ -310,7 +310,7 @@ class Outbox:
         self._wake()
 
     def leave(self, reader: Reader) -> None:
-        """Close this reader, and wake the threads that wait for a batch."""
+        """Close this reader, which then raises ClosedError, and wake the threads that wait for a batch."""
         with self._lock:
             reader.closed = True
             self._waiting.ring()

@@ -132,7 +132,8 @@ class Wires:
         """Yield the events of these sockets: messages of the coordinator and, once there are slots, those of workers.
 
         Connections to workers that came up or went down are events too, and so are held-back Pongs that are due,
-        whichever sockets are ready. SettingsError of the workers' `read` passes through.
+        whichever sockets are ready. Questions for stamps are kept for
+        `answer_question` instead. SettingsError of the workers' `read` passes through.
         """
         if self.coordinator.socket in ready:
             for message in self.coordinator.read():

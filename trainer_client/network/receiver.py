@@ -124,7 +124,7 @@ class Receiver:
     def attach(self, cursor: Cursor | None, done: DoneSet | None = None) -> Attached:
         """Attach (again) at a cursor, or in queue mode with a done-set; raise LostError after `connect_timeout_s`.
 
-        Raise SettingsError for values out of bounds, the error of a refusal or a wrong answer, or the feed's error.
+        Raise SettingsError for values out of bounds, the error of a refusal or wrong answer, or that of `wait_for`.
         """
         refuse_unsendable(attach_request(self.settings.core, cursor, done), "restore" if cursor or done else "connect")
         serial, answer = self._answers.expect()
@@ -288,7 +288,7 @@ class Receiver:
             self._thread.join(timeout_s)
 
     def refuse_fork(self) -> None:
-        """Raise the feed's error, ClosedError or SettingsError in a process forked from the one with the thread."""
+        """Raise SettingsError in a process forked from the one with the thread; do nothing in that one."""
         if self._is_forked:
             self.outbox.raise_if_over()
 
@@ -449,7 +449,7 @@ class Receiver:
     # --- the end ---
 
     def fail(self, error: BaseException) -> None:
-        """Stop the feed with this error and log it, unless an earlier one stopped it; raise it in waiting callers."""
+        """Raise this error in waiting callers; stop the feed if none did before; log it unless after an Exception."""
         if isinstance(self.outbox.error, Exception):
             pass  # it has stopped already, and the first error counts
         elif isinstance(error, WorldChangedError):

@@ -92,7 +92,8 @@ class SealedConnection:
     def make_seal(self) -> Seal:
         """Return a Seal with a new key for the next Hello; payloads are numbered from the start under it.
 
-        Payloads under the former key are not opened any more, and a waiting Pong is dropped.
+        Payloads under the former key are not opened any more, and a waiting Pong is dropped. ImportError of `Opener`
+        passes through.
         """
         # A number is sealed once under a key. A worker that restarted would begin at the first again, so each Hello
         # brings a key of its own.

@@ -108,8 +108,8 @@ class WorkerConnection:
 
         A payload is None for a message that has none, or whose payload is missing. Frames that are not valid are
         counted and dropped, with all behind them in the same multipart message. A Welcome sets how payloads are decoded
-        and, with keys, the port of sealed ones. At most 64 multipart messages are read. SettingsError of `put_off`
-        passes through.
+        and, with keys, the port of sealed ones. At most 64 multipart messages are read. SettingsError of `expect`
+        and `put_off` passes through.
         """
         for frames in read_waiting(self.socket, _TURN):
             for message, payload in self._read_all(iter(frames)):

@@ -139,7 +139,8 @@ class WorkerConnections:
         """Yield the events of these sockets: messages of workers, and connections that came up or went down.
 
         Pongs that were held back for sealed payloads come as well, once they are due. Frames that are not valid are
-        counted and dropped. Sockets that are no worker's are passed over. SettingsError of `read` passes through.
+        counted and dropped. Sockets that are no worker's are passed over. SettingsError of a connection's
+        `read` and `read_late` passes through.
         """
         for connection_id in sorted({self._by_socket[socket] for socket in ready if socket in self._by_socket}):
             connection = self._connections[connection_id]
@@ -190,7 +191,7 @@ class WorkerConnections:
         """Send Hello with the order's lock byte; yield `GreetingFailed` if the connection does not take it.
 
         It goes behind queued messages, which are dropped as well then. Raise ValueError if Hello exceeds the protocol's
-        bounds.
+        bounds. ImportError of `make_seal` passes through.
         """
         connection, core = self._connections[order.connection_id], self._core
         connection.lock_byte = order.lock_byte

@@ -168,8 +168,8 @@ class BatchIterator(Reading):
         accounts need are included; keys that batches lack are left out. In queue mode, batches whose leases were lost
         are skipped.
 
-        Raise StopIteration at the end, EndedError if the job was ended, ClosedError if feed or reading is closed, and
-        the error that stopped the feed.
+        Raise StopIteration at the end, EndedError if the job was ended, ClosedError if feed or reading is closed, the
+        error that stopped the feed, and errors of `BatchMaker.stack`.
         """
         began_s = time.perf_counter()
         first = self._take()

@@ -68,7 +68,7 @@ def whole(value: Any, name: str, where: str, *, least: int = 0, most: int = 2**4
 def seconds(value: Any, name: str, where: str, *, may_be_zero: bool = False) -> float:
     """Return a time in seconds as float: above 0, or at least 0 if it `may_be_zero`; infinity is allowed.
 
-    Raise SettingsError for any other value, booleans, NaN and numpy's integers included.
+    Raise SettingsError for any other value, booleans, NaN and numpy's numbers but float64 included.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or math.isnan(value) or value < 0 or (value == 0 and not may_be_zero):

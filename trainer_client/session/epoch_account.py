@@ -118,7 +118,7 @@ class EpochAccount:
 
 
 def _extent(account: EpochAccount, batches: int, *, is_shared: bool) -> dict[str, float]:
-    """Return how much of the epoch was trained on here: its `share`, or how `complete` it is since training began."""
+    """Return as a field how much of an epoch was trained on: `share`, or `complete` from where it began; 1 if empty."""
     part = account.steps if is_shared else batches - account.first
     return {"share" if is_shared else "complete": round(part / batches, 4) if batches else 1.0}
 
@@ -246,8 +246,8 @@ class Accounts:
     def count_trained(self, epoch: int, number: int, rounds: int = 1, *, stop: float = math.inf) -> None:
         """Count rounds as trained on: the epoch's batches from `number` to `stop` (excluded), and their rows.
 
-        Rounds of an epoch that is closed, or of which nothing was read, do not count. The first call for an epoch notes
-        `number` as where training began in it.
+        Rounds of an epoch that is closed, or of which nothing was read, do not count, but `note_trained` is called. The
+        first call for an epoch notes `number` as where training began in it.
         """
         if self._note_trained is not None:
             self._note_trained(epoch, number, _END_OF_EPOCH if stop == math.inf else int(stop))

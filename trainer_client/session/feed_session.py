@@ -154,8 +154,8 @@ class FeedSession:
 
         An earlier Ctrl-C counts as handled, unless `keep_interrupt` is set. Raise SettingsError if all epochs of
         `connect(epochs=)` are over. In lockstep, one rank of several, or of an elastic world, first attaches at
-        its cursor, once: raise RefusedError if other ranks stand elsewhere, LostError if the coordinator does not
-        answer, and the error of a feed that has failed or is closed.
+        its cursor, once, except in an evaluation stream. Errors of the cursor's `begin_reading` pass through, such as
+        RefusedError if other ranks stand elsewhere, and LostError if the coordinator does not answer.
         """
         if not keep_interrupt:
             self.outbox.forget_interrupt()
@@ -212,7 +212,7 @@ class FeedSession:
     def end_run(self, why: str, *, epoch: int, step: int) -> None:
         """Report that a run ended in good order, and why; an elastic run ends in all ranks, or in none.
 
-        An elastic run also waits until all ranks have reached the end, unless `ends_later` is set: raise LostError if
+        An elastic run waits until all ranks have reached the end, or only notes it if `ends_later`: raise LostError if
         a rank or the coordinator is lost, and the error of a feed that fails or is closed. Other runs wait for a second
         at most. Raise SettingsError if a number is out of the protocol's bounds.
         """
@@ -289,7 +289,7 @@ class ElasticMember:
 
         A world that is over before we are attached is skipped. Raise LostError if no world begins within the timeout or
         the coordinator is lost, and the error of a refusal, usually a RefusedError. Raise MachineError or SettingsError
-        if no connection can be made, or metrics cannot be served; other errors of `wait_for_place` pass through.
+        if no connection can be made, or metrics cannot be served; other errors of `wait_for_place` and `attach` pass.
         """
         while True:
             self._joins += 1

@@ -159,8 +159,7 @@ class LeaseAccount(FeedCursor):
     def refuse_unread(self, rounds: int) -> None:
         """Raise SettingsError if the user counts more batches than were taken and are not counted yet.
 
-        Raise SettingsError as well in a process that was forked from the one that connected. ClosedError of
-        `refuse_fork` passes through.
+        Raise SettingsError as well in a process that was forked from the one that connected.
         """
         self._receiver.refuse_fork()
         uncounted = self._settled + len(self._taken) - self._counted
@@ -205,8 +204,7 @@ class LeaseAccount(FeedCursor):
         """Move to the next epoch and log this one, when a reader that began at `start` has reached its end.
 
         Log a warning if only a share of an evaluation without a name was read. Do nothing if the position has moved
-        meanwhile. Raise LostError if no worker says how many batches the epoch has, and the error of a feed that fails
-        or is closed.
+        meanwhile. Errors of `ask_batches` pass through, such as LostError if no worker says how many batches there are.
         """
         if self.at != start:
             return
@@ -259,9 +257,9 @@ class LeaseAccount(FeedCursor):
         """Do this work once, in one of the trainers, after all epochs; return whether this trainer did it.
 
         Wait until the work is leased to us, or another trainer has done it. If it raises, report that it failed, and
-        raise that error. Raise SettingsError for a feed that does not train, or was connected without `epochs`. Raise
-        LostError if the coordinator is silent for `lost_timeout_s`, EndedError if the job is ended meanwhile, and the
-        error of a feed that fails or is closed.
+        raise that error. Raise SettingsError for a feed that does not train, or was connected without `epochs`. Errors
+        of `ask_end` and `settle_end` pass through: LostError if the coordinator is silent for `lost_timeout_s`,
+        EndedError if the job is ended meanwhile, and others.
         """
         if self._receiver.settings.core.epochs is None or self._spec.work != "train":
             raise SettingsError(
@@ -290,11 +288,11 @@ class LeaseAccount(FeedCursor):
         """Return None: how many rounds of an epoch come here depends on the other trainers."""
 
     def epochs_done(self) -> tuple[float, int | None]:
-        """Return how many epochs all trainers together have done, as batches of several, and how many batches one has.
+        """Return how many epochs all trainers have done, with parts of those under way, and how many batches one has.
 
         It is what the coordinator said last, asked for anew with each call. Without an answer so far it is the epoch of
-        the reader, and None. Raise LostError if no worker says how many batches an epoch has, and the error of a feed
-        that fails or is closed.
+        the reader, and None. Errors of `ask_batches` pass through, such as LostError if no worker says how many
+        batches an epoch has, and so does the error of a feed that fails or is closed.
         """
         # The coordinator may be away for long, and only a line for people needs the answer: so it is waited for
         # shortly, and only once, and a question that is still open is not asked again.
@@ -316,7 +314,7 @@ class LeaseAccount(FeedCursor):
         return self._receiver.ask_batches(plan_epoch(self._spec.work, epoch), self.at.group)
 
     def is_within_epoch(self) -> bool:
-        """Return whether the epoch of the next reader still has batches that are not done; it asks the coordinator.
+        """Return whether the next reader's epoch is the first with batches that are not done; it asks the coordinator.
 
         Raise LostError if the coordinator does not answer within `lost_timeout_s`, and the error of a feed that fails
         or is closed.
@@ -324,7 +322,7 @@ class LeaseAccount(FeedCursor):
         return self.epoch_of(self.state()) == self.at.epoch
 
     def ends_unseen(self) -> bool:
-        """Return whether the epoch is over, which a reader sees only by asking for another batch.
+        """Return the opposite of `is_within_epoch`: a reader sees the end only by asking for another batch.
 
         It asks the coordinator: raise LostError if that does not answer within `lost_timeout_s`, and the error of a
         feed that fails or is closed.
@@ -344,8 +342,9 @@ class LeaseAccount(FeedCursor):
     def state(self) -> dict[str, Any]:
         """Return the done-set as plain values: for each epoch all numbers below a mark, except the missing ones.
 
-        The values also name job, stream, plan and work. Raise LostError if the coordinator does not answer within
-        `lost_timeout_s`, and the error of a feed that fails or is closed.
+        Each missing number is given as its distance to the previous one. The values also name job, stream, plan and
+        work. Raise LostError if the coordinator does not answer within `lost_timeout_s`, and the error of a feed that
+        fails or is closed.
         """
         done = self._receiver.ask_state()
         return {
@@ -360,8 +359,8 @@ class LeaseAccount(FeedCursor):
         """Take all trainers back to a done-set from `state`: batches done since are leased again.
 
         Raise SettingsError if the state is not what `state` returned, or is of another job, stream, plan or kind of
-        work, and TypeError if its epochs are no list. Raise LostError if the coordinator does not answer, the error of
-        its refusal, and that of a feed that fails or is closed.
+        work, and TypeError if its epochs are no list. Errors of `attach` pass through, such
+        as LostError and that of a refusal.
         """
         state = fields_of_state(state, ("job", "stream", "plan_digest", "work", "epochs"), "restore")
         self._refuse_other(state, ("plan_digest", "job", "stream", "work"), "a checkpoint of {}, in queue mode")
@@ -370,8 +369,7 @@ class LeaseAccount(FeedCursor):
     def rewind(self) -> None:
         """Take all trainers back to the very beginning, for a model without a checkpoint.
 
-        Raise LostError if the coordinator does not answer, the error of its refusal, and that of a feed that fails or
-        is closed.
+        Errors of `attach` pass through, such as LostError if the coordinator does not answer.
         """
         self._rewind(DoneSet((EpochDone(0, 0, ()),)))
 

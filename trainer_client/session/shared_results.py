@@ -142,8 +142,8 @@ class SharedResults:
     def agree(self, value: float, *, epoch: int, step: int) -> float:
         """Return the mean of all ranks' values at this step, after waiting for all; it is no result of the run.
 
-        Raise SettingsError if the value is not finite, LostError if a rank or the coordinator is lost, EndedError if
-        the ranks part at the end of the job, or the error of a feed that fails or is closed.
+        Raise SettingsError if the value is not finite or a number out of bounds, LostError if a rank or the coordinator
+        is lost, EndedError if the ranks part at the job's end, or the error of a feed that fails or is closed.
         """
         aggregate = self._wait_whole(ResultsReported(0, epoch, step, 1, (("value", float(value)),), aside=True))
         ((_, mean),) = aggregate.values
@@ -153,9 +153,9 @@ class SharedResults:
     def sum_states(self, states: bytes, *, epoch: int, step: int) -> bytes:
         """Return the sums over all ranks of the run of their metric states, after waiting for all; they are no results.
 
-        Empty states are returned at once. Raise SettingsError if ranks have states of different sizes, LostError if a
-        rank or the coordinator is lost, EndedError if the ranks part at the end of the job, and the error of a feed
-        that fails or is closed.
+        Empty states are returned at once. Raise SettingsError if ranks have states of different sizes or a number
+        is out of bounds, LostError if a rank or the coordinator is lost, EndedError if the ranks part at the end of the
+        job, and the error of a feed that fails or is closed.
         """
         # In pieces, one after the other: a message is bounded, and a metric may have more states than one holds.
         summed = b""

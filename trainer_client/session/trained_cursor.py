@@ -143,9 +143,8 @@ class TrainedCursor(FeedCursor):
     def begin_reading(self) -> Position:
         """Return the start of a reader that is opened now; one rank of several first attaches at its cursor, once.
 
-        A member of an elastic world attaches as well; an evaluation stream never does. Raise RefusedError if other
-        ranks stand at another cursor, LostError if the coordinator does not answer, and the error of a feed that fails
-        or is closed.
+        A member of an elastic world attaches as well; an evaluation stream never does. Errors of `attach` pass
+        through, such as RefusedError if other ranks stand at another cursor, and LostError.
         """
         self._all_counted = False
         # Each rank has its own word for where it stands, from its own checkpoint: the coordinator compares them before
@@ -160,8 +159,8 @@ class TrainedCursor(FeedCursor):
     def count(self, rounds: int) -> None:
         """Count this many more rounds as trained on, and log each epoch that they complete.
 
-        Do nothing in an evaluation stream, or if the reader that ended has counted its whole epoch already. Raise
-        LostError if no worker says how many batches an epoch has, and the error of a feed that fails or is closed.
+        Do nothing in an evaluation stream, or if the reader that ended has counted its whole epoch already. Errors
+        of `ask_batches` pass through, such as LostError if no worker says how many batches an epoch has.
         """
         if self._spec.evaluation or self._all_counted:
             return
@@ -172,8 +171,8 @@ class TrainedCursor(FeedCursor):
         """Raise SettingsError if the user counts rounds of which no batch was read: the cursor would skip data.
 
         Raise SettingsError as well in a process that was forked from the one that connected. Do nothing else in an
-        evaluation stream, or if a whole epoch was counted by its reader. Raise LostError if no worker says how many
-        batches an epoch has, and the error of a feed that fails or is closed.
+        evaluation stream, or if a whole epoch was counted by its reader. Errors of `ask_batches` pass through, such as
+        LostError if no worker says how many batches an epoch has.
         """
         self._receiver.refuse_fork()
         if self._spec.evaluation or self._all_counted:
@@ -203,8 +202,7 @@ class TrainedCursor(FeedCursor):
     def _after(self, at: Position) -> Position:
         """Return the position of the round after this one, which may be the beginning of the next epoch.
 
-        Raise LostError if no worker says how many batches the epoch has, and the error of a feed that fails or is
-        closed.
+        Errors of `ask_batches` pass through, such as LostError if no worker says how many batches the epoch has.
         """
         batches = self._receiver.ask_batches(at.epoch, at.group)
         stop = self._stop_of_round(at, batches)
@@ -221,8 +219,8 @@ class TrainedCursor(FeedCursor):
         """Count and log a whole epoch whose reader, begun at `start`, reached its end, unless rounds were counted.
 
         `rounds` is how many the reader took. The cursor then moves to the next epoch, except in an evaluation stream.
-        Do nothing if it has moved since `start`. Raise LostError if no worker says how many batches the epoch has, and
-        the error of a feed that fails or is closed.
+        Do nothing if it has moved since `start`. Errors of `ask_batches` pass through, such as LostError if no worker
+        says how many batches the epoch has.
         """
         if self.at != start:
             return
@@ -241,23 +239,22 @@ class TrainedCursor(FeedCursor):
     def rounds_left(self) -> int:
         """Return the number of rounds from the cursor to the end of its epoch; raise LostError if no worker answers.
 
-        Raise the error of a feed that fails or is closed.
+        Other errors of `ask_batches` pass through, such as that of a feed that fails or is closed.
         """
         return rounds_left(self.at.number, self._batches(), self.at.group, self._ranks.world)
 
     def epoch_rounds(self) -> tuple[int, int] | None:
         """Return how many rounds the cursor's whole epoch has, and how many of them are left; in queue mode None.
 
-        Raise LostError if no worker says how many batches the epoch has, and the error of a feed that fails or is
-        closed.
+        Errors of `ask_batches` pass through, such as LostError if no worker says how many batches the epoch has.
         """
         return rounds_left(0, self._batches(), self.at.group, self._ranks.world), self.rounds_left()
 
     def epochs_done(self) -> tuple[float, int | None]:
         """Return how many epochs are trained on, with the part of the one under way, and how many rounds that one has.
 
-        In queue mode it is what all trainers together have done; the number of rounds is None if it is not known. Raise
-        LostError if no worker says how many batches the epoch has, and the error of a feed that fails or is closed.
+        In queue mode it is what all trainers together have done; the number of rounds is None if not known. Errors of
+        `ask_batches` pass through, such as LostError if no worker says how many batches the epoch has.
         """
         rounds = rounds_left(0, self._batches(), self.at.group, self._ranks.world)
         return self.at.epoch + 1 - self.rounds_left() / max(rounds, 1), rounds
@@ -298,9 +295,8 @@ class TrainedCursor(FeedCursor):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Attach again at a cursor from `state`.
 
-        Raise SettingsError if it is not what `state` returned, or is of another job, stream or plan. Raise RefusedError
-        if other ranks are elsewhere, LostError if the coordinator does not answer, and the error of a feed that fails
-        or is closed.
+        Raise SettingsError if it is not what `state` returned, or is of another job, stream or plan. Errors of
+        `attach` pass through, such as RefusedError if other ranks are elsewhere, and LostError.
         """
         state = fields_of_state(state, _NAMES, "restore")
         self._refuse_other(state, ("job", "stream", "plan_digest"), "a cursor of {}")
@@ -310,8 +306,7 @@ class TrainedCursor(FeedCursor):
     def rewind(self) -> None:
         """Attach again at the very beginning, for a model without a checkpoint, unless the cursor is there.
 
-        Raise RefusedError if other ranks are elsewhere, LostError if the coordinator does not answer, and the error of
-        a feed that fails or is closed.
+        Errors of `attach` pass through, such as RefusedError if other ranks are elsewhere, and LostError.
         """
         if (self.at.epoch, self.at.number) != (0, 0):
             self._reattach(Position(0, 0, self.at.group))

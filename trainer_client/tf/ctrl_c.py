@@ -96,8 +96,8 @@ class _Watcher:
     def hear(self) -> None:
         """Act on the signals that came, if any; called by our thread, and by the main thread, which may be faster.
 
-        Pass the bytes on to the descriptor that was set before ours, interrupt the feeds if the signal was Ctrl-C, and
-        wake them in any case.
+        Pass the bytes on to the descriptor that was set before ours, interrupt the feeds if the signal was a Ctrl-C
+        that is ours to handle and not held (`_is_held`), and wake them in any case.
         """
         # Reading the number and setting `pending` are one step: a thread that finds nothing left to read must already
         # see it as pending.
@@ -241,7 +241,7 @@ def _is_held(numbers: bytes) -> bool:
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    """Handle SIGINT inside `deferred`: note a first one, raise KeyboardInterrupt at a second."""
+    """Handle SIGINT inside `deferred`: note a first one, treat a second as `_raise_once_outside` does."""
     if any(interruption.is_asked for interruption in _deferring):
         _raise_once_outside(number, frame)
     for interruption in _deferring:

@@ -154,9 +154,9 @@ def _pipeline(openings: Openings) -> tf.data.Dataset:
 
 
 def _ahead(data: tf.data.Dataset, structure: ElementStructure, device: str | None, *, always: bool) -> tf.data.Dataset:
-    """Prefetch to an accelerator, if TensorFlow has work to do on elements, or `always`; else return the same data set.
+    """Return the data set with prefetching: to `device` if given, else if `always` or if TensorFlow works on elements.
 
-    Other elements wait ready in the feed's slots, so prefetching them would only cost a thread.
+    Else return the same one: elements wait ready in the feed's slots, so prefetching would only cost a thread.
     """
     if device is not None:
         return data.apply(tf.data.experimental.prefetch_to_device(device, PREFETCH))
@@ -202,7 +202,7 @@ class _Counting:
     def on_ended(self) -> None:
         """Count the pass, whose end was seen, as trained on: once, if it was opened and the cursor counts passes.
 
-        Raise LostError if no worker says how long the epoch is, and the error of a feed that fails or is closed.
+        Errors of `count_to_end` pass through, such as LostError if no worker says how long the epoch is.
         """
         batches, self._batches = self._batches, None
         if batches is not None and self.session.cursor.may_count_pass(is_seen=True):
@@ -258,7 +258,7 @@ class _Derived(Witness):
         self._session.cursor.refuse_queue(refuse_uncounted())
 
     def on_read_to_end(self, batches: BatchIterator) -> None:
-        """Warn in the log after the second full pass from the same cursor, unless the stream is for evaluation.
+        """Warn in the log once if the first two full passes began at one cursor, unless the stream is for evaluation.
 
         One full pass may be just a look, but several from the same cursor suggest training.
         """
@@ -383,7 +383,7 @@ class _Iterator(OwnedIterator):  # type: ignore[misc] # TensorFlow has no types
                 yield element
 
     def _observed(self, take: Callable[[], Any]) -> Any:
-        """Return `take()`; at its end count the pass as `on_ended` does. Raise the feed's error for TensorFlow's."""
+        """Return `take()`; at its end count the pass as `on_ended` does. Raise any feed's error for TensorFlow's."""
         try:
             return take()
         except StopIteration:

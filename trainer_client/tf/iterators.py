@@ -86,8 +86,7 @@ class Openings:
         """Begin a pass at the cursor; pass on the error by which the witness prevents it.
 
         Raise SettingsError as well if all epochs of `connect(epochs=)` are over, RefusedError if other ranks stand at
-        another cursor, and LostError if the coordinator does not answer. EndedError and ClosedError of `open` pass
-        through.
+        another cursor, and LostError if the coordinator does not answer. Other errors of `open` pass through.
         """
         self.witness.on_opening()
         keep_freed_memory(trim_bytes=_TRIM_BYTES, mmap_bytes=_MMAP_BYTES)
@@ -179,7 +178,7 @@ def _advance(number: np.int64) -> list[Any]:
 
 
 def _end(number: np.int64) -> Any:
-    """Forget the pass of an iterator that TensorFlow destroys."""
+    """Forget the pass of an iterator that TensorFlow destroys, and return 0."""
     _PASSES.pop(int(number), None)
     return np.int64(0)
 
@@ -292,9 +291,9 @@ class Stacks:
         return (None, *batch[1:]) if self.joined else (None, *batch)
 
     def take(self, batches: BatchIterator, keys: Collection[str]) -> Mapping[str, NDArray[np.generic]]:
-        """Take the next batches that are ready and of one shape, stacked; raise StopIteration at the end.
+        """Wait for the next batch; return it stacked with ready ones of its shape, or raise StopIteration at the end.
 
-        If batches enter one by one, return the next batch as it is. Raise the errors of a `Reading` as well, such as
+        If batches enter one by one, return the next batch as it is. Errors of a `Reading` pass through, such as
         LostError.
         """
         if self.most == 1:
@@ -344,7 +343,7 @@ def _python_has_ended() -> tf.Tensor:
 
 
 def _unless_python_has_ended(number: tf.Tensor, call: Callable[[np.int64], Any]) -> tf.Tensor:
-    """Call a function with this number, unless Python has ended.
+    """Return what this function returns for the number, or the number itself once Python has ended.
 
     A `tf.cond` would be two more functions that TensorFlow prepares for each iterator. The call counts as stateless:
     otherwise later operations would wait for it, and there is nothing to wait for if it is left out.

@@ -39,7 +39,7 @@ FORMAT = 1
 def machine() -> dict[str, Any]:
     """Return processor, cores that we may use, memory, system, and the load before the test.
 
-    Memory is "" where the system does not tell it.
+    Where the system does not tell them, memory is "", and the processor is the architecture's name.
     """
     return {
         "processor": _line("/proc/cpuinfo", "model name") or platform.machine(),
@@ -57,7 +57,7 @@ def versions() -> dict[str, str]:
 
 
 def _line(path: str, name: str) -> str:
-    """Return the value in the first line of a file that begins with `name`; "" if there is none."""
+    """Return the value in the first line of a file that begins with `name`; "" without such a line or file."""
     try:
         lines = Path(path).read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -66,7 +66,7 @@ def _line(path: str, name: str) -> str:
 
 
 def markdown(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> str:
-    """Return the document as Markdown, compared with any older one; raise KeyError if a part of either is missing."""
+    """Return the document as Markdown, compared with any older one; raise KeyError if either lacks a part."""
     parts = [
         f"# Load test: {document['mode']}",
         f"{settings_text(document)}.",
@@ -97,7 +97,7 @@ def _table(rows: list[list[str]]) -> str:
 
 
 def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[Path]:
-    """Write report.json, .md and .html; return their paths. Raise SettingsError if that fails, KeyError as `page`."""
+    """Write report.json, .md and .html; return their paths. Raise SettingsError if that fails, and errors of `page`."""
     texts = {
         "report.json": json.dumps(document, indent=1) + "\n",
         "report.md": markdown(document, old),

@@ -201,7 +201,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the settings in which two tests differ, as text, because they make figures hard to compare.
+    """Return the settings in which two tests differ, as text: "name value then, value now, …".
 
     The text is empty if they have the same settings.
     """
@@ -215,7 +215,7 @@ def settings_text(document: Mapping[str, Any]) -> str:
 
 
 def figure_rows(document: Mapping[str, Any]) -> list[list[str]]:
-    """Return a report's table of figures as rows of cells, the heads first: a column for each repeat of several."""
+    """Return a report's table of figures as rows of cells, the heads first; each repeat of several adds a column."""
     repeats = [run["figures"] for run in document["runs"]] if len(document["runs"]) > 1 else []
     heads = ["figure", "all together" if repeats else "value"]
     heads += [f"repeat {number}" for number, _ in enumerate(repeats, 1)]
@@ -224,7 +224,7 @@ def figure_rows(document: Mapping[str, Any]) -> list[list[str]]:
 
 
 def shown(value: object) -> str:
-    """Return a figure as text for people: ten digits at most, commas between thousands, and "-" for None."""
+    """Return a number as text: ten digits at most, commas between thousands; "-" for None, `str` of anything else."""
     if value is None:
         return "-"
     return f"{value:,.10g}" if isinstance(value, int | float) else str(value)

@@ -60,7 +60,7 @@ class Histogram:
     def curve(self) -> list[tuple[float, int]]:
         """Return quantiles as pairs of share and time, each share at half the distance of the one before to 1.
 
-        The first is share 0; there are as many as there are enough times for. Without any it is (0.0, 0) alone.
+        The first is share 0, the last the first one above 1 - 1 / number of times. Without times it is (0.0, 0) alone.
         """
         shares, left = [0.0], 1.0
         while left * self.total >= 1:

@@ -62,7 +62,7 @@ Point = tuple[float, float]
 
 
 def page(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
-    """Return the report as an HTML page, compared with any older one; raise KeyError if a part of either is missing."""
+    """Return the report as HTML page, with any older one beside; raise KeyError or IndexError if parts are missing."""
     facts = [f"{name} {value}" for part in ("machine", "versions") for name, value in document[part].items()]
     parts = [
         f"<h1>Load test: {escape(document['mode'])}</h1>",
@@ -117,7 +117,7 @@ def _charts(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
 
 
 def _middle(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the repeat to draw: the median by batches a second, or the faster of the two in the middle."""
+    """Return the repeat to draw, of at least one: the median by batches a second, of two in the middle the faster."""
     return sorted(runs, key=lambda run: float(run["figures"]["batches_per_s"]))[len(runs) // 2]
 
 
@@ -213,7 +213,7 @@ class Series:
 
 
 def linear(title: str, low: float, high: float, *, count: int = 5) -> Axis:
-    """Return an axis from at most `low` to at least `high`, with ticks at round numbers."""
+    """Return an axis from at most `low` to at least `high`, with round ticks in about `count` steps or fewer."""
     step = _round_step((high - low) / count or 1.0)
     # 1e-9, or a bound that is a multiple of the step but for rounding would get one more tick.
     first, last = math.floor(low / step + 1e-9), max(math.ceil(high / step - 1e-9), math.floor(low / step + 1e-9) + 1)
@@ -283,7 +283,7 @@ def _line(line: Series, across: Axis, up: Axis) -> str:
 
 
 def _names(lines: Sequence[Series], up: Axis) -> str:
-    """Return the name of each line at its end, pushed apart where names would overlap.
+    """Return SVG texts with the name of each line at its end, pushed apart where names would overlap.
 
     Lines without a name or without points are left out.
     """
