@@ -80,7 +80,7 @@ class StampGathering:
         self.left_out = 0
 
     def find_processes(self) -> None:
-        """Ask which processes there are.
+        """Ask which processes there are, and put them, and how many were left out, in place of those known so far.
 
         Raise LostError if no answer comes in time, RefusedError if the coordinator refuses.
         """
@@ -166,7 +166,10 @@ class StampGathering:
             self._dealer.send(encode(message))
 
     def _read(self, until_s: float) -> Iterator[m.Message]:
-        """Wait for messages until this time at most; yield those that have come, without those that cannot be read."""
+        """Wait for messages until this time at most; yield those that have come, without those that cannot be read.
+
+        Raise the error that a refusal stands for.
+        """
         if not self._wait(zmq.POLLIN, until_s):
             return
         while self._dealer.poll(0):

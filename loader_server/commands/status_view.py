@@ -85,7 +85,7 @@ def _some(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> list[Table]:
 
 
 def _limit(report: dict[str, Any]) -> Iterator[str]:
-    """Yield the sentence on what limits the job, and how busy its stations are; nothing before trainers read."""
+    """Yield a sentence on what limits the job and how busy its stations are, if trainers read; then an empty line."""
     if any(trainer["lately"] for stream in report["streams"].values() for trainer in stream["trainers"]):
         yield report["limit"]["sentence"]
         if report["limit"]["stations"]:
@@ -248,7 +248,7 @@ def _worker_cells(worker: dict[str, Any]) -> list[str]:
 
 
 def _busy(worker: dict[str, Any]) -> str:
-    """Return the share of the last seconds in which the worker built, without its waiting for reads."""
+    """Return the share of the last seconds in which the worker built, reads excluded, as "50%"; "-" if unknown."""
     if not worker["lately"]:
         return "-"
     lately = worker["lately"]["5"]

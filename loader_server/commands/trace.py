@@ -78,7 +78,8 @@ def _trace(gathering: StampGathering, options: argparse.Namespace) -> dict[str, 
 def _lives_of_batch(gathering: StampGathering, options: argparse.Namespace) -> list[Life]:
     """Return the last life of the batch at each trainer that had it, of the last epoch unless one was named.
 
-    A life that ended with its taking goes before one that has only begun: the same batch in the next lap, say.
+    A life that ended with its taking goes before one that has only begun: the same batch in the next lap, say. Raise
+    DataError if no trainer has stamps of the batch, and RefusedError if the coordinator refuses.
     """
     trainers = _trainers(gathering, options.stream)
     streams = {gathering.processes[trainer].process.stream for trainer in trainers}

@@ -47,7 +47,8 @@ class Lately:
     def over(self, seconds: float) -> tuple[float, list[float]] | None:
         """Return the seconds between the last heartbeat and one about `seconds` before, and what each count grew by.
 
-        The time is shorter if the sender has been known for less. Return None before its second heartbeat.
+        The time is shorter if the sender has been known for less. Return None before its second heartbeat, or the
+        second since a count fell.
         """
         if len(self._counts) < 2:
             return None
@@ -59,7 +60,7 @@ class Lately:
 
 
 def lately_report(lately: Lately, names: Sequence[str]) -> dict[str, Any] | None:
-    """Return, for each time of `LATELY_S`, the seconds covered and the sums by name; None before two heartbeats."""
+    """Return, by each time of `LATELY_S` as text, `over_s`, the seconds covered, and sums by name; None as `over`."""
     report = {}
     for seconds in LATELY_S:
         sums = lately.over(seconds)

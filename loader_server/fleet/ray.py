@@ -202,7 +202,8 @@ def _no_ray(address: str, reason: str) -> LostError:
 def _orders(ray: Any, options: argparse.Namespace, job: JobSettings) -> dict[str, dict[str, Any]]:
     """Return the orders of a coordinator's and a worker's actor, with the job's keys if they are to be sent.
 
-    Raise SettingsError if these keys cannot be used, or if anybody could get them out of Ray. In command lines stand
+    Raise SettingsError if these keys cannot be used, or if anybody could get them out of Ray; other errors of
+    `_sent_keys` are passed on. In command lines stand
     `{reports}`, `{parent}`, `{listen}`, `{folder}` and `{address}`, which only the node knows.
     """
     # Below the working directory if Ray has uploaded it.
@@ -243,7 +244,7 @@ def _sent_keys(ray: Any, options: argparse.Namespace, keys: str) -> Mapping[str,
     """Return the files of keys to send to a coordinator and to a worker.
 
     Raise SettingsError if they cannot be used, or would pass through a Ray that anybody can talk to; OSError if a file
-    cannot be read.
+    cannot be read. Exceptions of Ray pass through.
     """
     folder = Path(options.job).parent / keys
     has_token = asks_for_token() and ray.get(ray.remote(asks_for_token).options(num_cpus=0).remote(), timeout=_PROBE_S)
@@ -259,7 +260,10 @@ def _sent_keys(ray: Any, options: argparse.Namespace, keys: str) -> Mapping[str,
 
 
 def _key_files(folder: Path, role: Literal["coordinator", "worker"]) -> dict[str, str]:
-    """Return the files of keys for a role, by name; raise SettingsError if they cannot be used."""
+    """Return the text of each file of keys for a role, by its path below the actor's folder, such as keys/coordinator.key.
+
+    Raise SettingsError if they cannot be used, and OSError if one cannot be read.
+    """
     ServerKeys.read(folder, role)  # a mistake is best reported here
     paths = (*(folder / name for name in _KEYS[role]), *sorted((folder / "allowed").rglob("*.key")))
     return {f"keys/{path.relative_to(folder)}": path.read_text("utf-8") for path in paths}

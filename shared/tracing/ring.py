@@ -181,7 +181,10 @@ class StampRing:
         _pack_into(self._chunk, at, time_ns, extra, key, kind)
 
     def _turn(self, time_ns: int) -> int:
-        """Begin another chunk and return the place of a row in it: new memory if the oldest rows are young."""
+        """Begin another chunk and return a row's place in it: new memory if the oldest rows are young, else theirs.
+
+        If another thread has begun one just now, the row is in that one.
+        """
         if self._at <= self._chunk_nbytes:  # another thread was here first
             at = self._at
             self._at = at + _NBYTES

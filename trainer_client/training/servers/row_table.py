@@ -154,7 +154,10 @@ class RowTable:
         return rows
 
     def piece_of_cut(self, array: int, start: int, nbytes: int) -> tuple[int, int, NDArray[Any]]:
-        """Return how many rows and arrays the last cut has, and a piece of an array, at most `nbytes` or one row."""
+        """Return the last cut's numbers of rows and arrays (0 is the ids), and one's rows from `start`, maybe none.
+
+        They have at most `nbytes`, unless a single row has more.
+        """
         whole = self._cut[array]
         rows = max(1, nbytes // (whole.itemsize * (self.form.dim if whole.ndim == 2 else 1)))
         return len(whole), len(self._cut), whole[start : start + rows]

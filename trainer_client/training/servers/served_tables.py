@@ -145,7 +145,7 @@ class ServedTables:
     def gradients_for(
         self, server: int, gradients: Mapping[str, tuple[NDArray[np.int64], NDArray[np.generic]]]
     ) -> tuple[tuple[TableGradient, ...], list[NDArray[Any]]]:
-        """Return what a push to a server names of these gradients by table, and the arrays that follow it."""
+        """Return a push's entries for tables with rows on a server, by place, and ids and values of each in turn."""
         named, arrays = list[TableGradient](), list[Any]()
         for name, (ids, values) in sorted(gradients.items(), key=lambda gradient: self._places[gradient[0]]):
             is_there = servers_of(ids, len(self._servers)) == server

@@ -109,7 +109,7 @@ class Rounds:
         return self._data.staged(self._make)
 
     def _make(self, take: Callable[[], Any]) -> Any:
-        """Return the next round, of batches that `take` returns; pass on its StopIteration at the epoch's end."""
+        """Return the next round, of batches that `take` returns; its errors pass, StopIteration at the epoch's end."""
         # The epoch ends at the first `take` of a round. It stands outside the generator, in which its StopIteration
         # would become a RuntimeError.
         batches = (take(), *(take() for _ in self._devices[1:]))
