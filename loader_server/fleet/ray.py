@@ -260,7 +260,7 @@ def _sent_keys(ray: Any, options: argparse.Namespace, keys: str) -> Mapping[str,
 
 
 def _key_files(folder: Path, role: Literal["coordinator", "worker"]) -> dict[str, str]:
-    """Return the text of each file of keys for a role, by its path below the actor's folder, such as keys/coordinator.key.
+    """Return the text of each file of keys for a role, by a name such as keys/coordinator.key.
 
     Raise SettingsError if they cannot be used, and OSError if one cannot be read.
     """
