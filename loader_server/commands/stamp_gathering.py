@@ -44,7 +44,7 @@ class StampQuestion:
     number: int | None = None
 
     def query(self, serial: int, processes: tuple[int, ...], first_row: int) -> m.TraceQuery:
-        """Return the message that asks these processes for it."""
+        """Return the message that asks these processes for it, under this serial, from row `first_row` on."""
         return m.TraceQuery(
             serial=serial,
             processes=processes,

@@ -89,9 +89,10 @@ _JOINING = ("--state", "--data", "--index", "--accept-code")
 def _run(options: argparse.Namespace) -> int:
     """Serve the job until it ends or a signal comes, and return the exit code.
 
-    Raise SettingsError for a mistake in options, job file or keys, or if keys would pass through an open Ray; LostError
-    if no Ray answers; MachineError if Ray cannot run the coordinator's actor; or the error with which the coordinator
-    cannot serve. Exceptions of Ray pass through.
+    Raise SettingsError for a mistake in options, job file or keys, if Ray is not installed or has a job of this name
+    already, if nobody could connect to the coordinator, or if keys would pass through an open Ray; LostError if no Ray
+    answers; MachineError if Ray cannot run the coordinator's actor; or the error with which the coordinator cannot
+    serve. Exceptions of Ray pass through.
     """
     placing = {name: getattr(options, name) for name in ("num_cpus", "resources", "label_selector")}
     job = _read_job(Path(options.job))

@@ -110,7 +110,7 @@ class RowTable:
     # --- gradients ---
 
     def apply(self, ids: NDArray[np.int64], gradients: NDArray[np.float32], steps: int, rate: float | None) -> None:
-        """Take one step of the optimizer, whose errors pass, for these rows; each id is named once.
+        """Take one step of the optimizer, whose errors pass, for these rows, made if new; each id is named once.
 
         `steps` is how many steps the optimizer has taken before, and `rate` its learning rate, None if that is its own.
         """

@@ -230,7 +230,7 @@ def _refuse_outside(form: TableForm, ids: NDArray[np.int64]) -> None:
 def refuse_unfit_tables(model: Any, optimizer: Any) -> None:
     """Raise SettingsError for tables that share a name with another layer, or that this optimizer cannot train by rows.
 
-    Do nothing for a model without tables.
+    A layer without trained variables of its own may have a table's name. Do nothing for a model without tables.
     """
     tables = tables_in(model)
     if not tables:

@@ -113,7 +113,7 @@ class MultiWorker(Replicated):
         """Return the feed's batches in rounds; a lost process is noticed while the feed waits for others.
 
         That wait then raises LostError. Raise SettingsError for keys that batches lack or that do not fit together, or
-        in queue mode if batches are made whole.
+        in queue mode if batches are made whole; errors of a `map` among the keys are passed on.
         """
         feed._session.watch_others(self.refuse_lost)
         return super().data(feed, keys)
