@@ -223,8 +223,8 @@ class StampRing:
     def page(self, first_row: int, most_rows: int, *, since_ns: int = 0, key: BatchKey | None = None) -> RingPage:
         """Return up to `most_rows` rows from the row of this number on that are not older than `since_ns`.
 
-        With a `key`, only rows about that batch, and the last ones by which clocks are compared. A copy, in the order
-        in which they were written; empty if there is none.
+        With a `key`, only rows about that batch, and the last 64 by which clocks are compared; none if the ring does
+        not know its stream. A copy, in the order in which they were written; empty if there is none.
         """
         oldest = self._before
         found, numbers = [], []
@@ -248,7 +248,7 @@ class StampRing:
             yield np.frombuffer(chunk, ROW, nbytes // _NBYTES)
 
     def _are_wanted(self, rows: NDArray[np.void], since_ns: int, key: BatchKey | None) -> NDArray[np.bool_]:
-        """Return which rows are not too old and, with a key, about its batch or about clocks."""
+        """Return which rows are not too old and, with a key, of its batch or clocks; none if its stream is unknown."""
         wanted: NDArray[np.bool_] = rows["time_ns"] >= since_ns
         if key is None:
             return wanted

@@ -51,7 +51,7 @@ class JointEvaluation:
         yield
 
     def take_part(self, _served: ServedModel, _model: Any) -> bool:
-        """Take part in an evaluation that is offered, here not; return whether the model's values changed, here False."""
+        """Take part in an offered evaluation, here not; return whether the model's trained values changed: False."""
         return False
 
     def wait_for_last(self, _served: ServedModel, _model: Any, _epochs: int, _heed: Callable[[], None]) -> None:

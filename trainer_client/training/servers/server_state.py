@@ -127,7 +127,7 @@ class ServerState:
         """Hold the share that the chief gives, in place of all there was; if it is held already, only answer.
 
         What belonged to the share before is void: cut, rate, gradients that are held and now dropped, and trainers that
-        wait.
+        wait. In the first server, the run is over at once if the share's version has reached the limit.
         """
         if message.generation == self.generation:  # the answer was lost
             return [self._taken(asker, message.serial, "serving")]
