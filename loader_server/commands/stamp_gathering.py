@@ -145,7 +145,7 @@ class StampGathering:
                 self._send_query(serial)
 
     def _take_page(self, page: m.TracePage) -> bool:
-        """Take in a page and ask for the next one; return False if it was not awaited."""
+        """Take in a page and ask for the next one, if any; return False if it was not awaited."""
         query = self._open.get(page.serial)
         if query is None or page.process not in query.waiting:
             return False

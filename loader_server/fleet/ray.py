@@ -113,7 +113,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _serve(fleet: RayFleet, job: str, is_stopping: threading.Event) -> None:
-    """Serve until the job ends or this process has to, and print where; raise what `RayFleet.turn` raises."""
+    """Serve until the job ends or this process has to, print where, and end all actors; raise what `turn` raises."""
     printed = ""
     try:
         # In short waits, because Python misses a signal that arrives just as it begins to wait (see shared.commands).

@@ -123,7 +123,7 @@ class JobLimit:
 
 
 def find_limit(job: JobTimes, steady: JobTimes | None = None) -> JobLimit:
-    """Return what limits the job: nobody if no trainer took a batch or waited for one; without workers, a worker.
+    """Return the job's limit: "nobody" if no trainer took a batch or waited for one, else "worker" without workers.
 
     Gains are those of `steady`, the same job over a longer time, if the loop comes to its rate, otherwise of the job if
     it comes to that one's, otherwise None. They are None as well without workers, and if the host is the limit.

@@ -207,7 +207,7 @@ class StampRing:
 
     @property
     def nbytes(self) -> int:
-        """Return how much memory the ring has."""
+        """Return how much memory the ring has, in bytes."""
         return (len(self._full) + 1) * self._chunk_nbytes
 
     @property

@@ -79,7 +79,7 @@ class ServedTables:
         self._at_least = version
 
     def note_cut(self, cut: int) -> None:
-        """Have rows outside training be those of this cut."""
+        """Have rows outside training be those of this cut; 0: those that servers have by then."""
         self._cut = cut
 
     # --- rows of a batch ---
