@@ -44,7 +44,7 @@ class StampQuestion:
     number: int | None = None
 
     def query(self, serial: int, processes: tuple[int, ...], first_row: int) -> m.TraceQuery:
-        """Return the message that asks these processes for it."""
+        """Return the message that asks these processes for it, under this serial, from row `first_row` on."""
         return m.TraceQuery(
             serial=serial,
             processes=processes,
@@ -145,7 +145,7 @@ class StampGathering:
                 self._send_query(serial)
 
     def _take_page(self, page: m.TracePage) -> bool:
-        """Take in a page and ask for the next one; return False if it was not awaited."""
+        """Take in a page and ask for the next one, if any; return False if it was not awaited."""
         query = self._open.get(page.serial)
         if query is None or page.process not in query.waiting:
             return False

@@ -47,7 +47,8 @@ class Lately:
     def over(self, seconds: float) -> tuple[float, list[float]] | None:
         """Return the seconds between the last heartbeat and one about `seconds` before, and what each count grew by.
 
-        The time is shorter if the sender has been known for less. Return None before its second heartbeat.
+        The time is shorter if the sender has been known for less. Return None before its second heartbeat, or the
+        second since a count fell.
         """
         if len(self._counts) < 2:
             return None

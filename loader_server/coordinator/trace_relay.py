@@ -54,7 +54,7 @@ class TraceRelay:
         return self._ask(peer, message, now_s) if isinstance(message, m.TraceQuery) else self._answer(peer, message)
 
     def _ask(self, asker: bytes, query: m.TraceQuery, now_s: float) -> Iterator[Send]:
-        """Yield the orders for a question: the list of processes, or a request to each process that is known.
+        """Yield the orders for a question: the list of processes if it names none, else a request to each known one.
 
         For a process that is not known the answer says that it is gone.
         """

@@ -89,9 +89,10 @@ _JOINING = ("--state", "--data", "--index", "--accept-code")
 def _run(options: argparse.Namespace) -> int:
     """Serve the job until it ends or a signal comes, and return the exit code.
 
-    Raise SettingsError for a mistake in options, job file or keys, or if keys would pass through an open Ray; LostError
-    if no Ray answers; MachineError if Ray cannot run the coordinator's actor; or the error with which the coordinator
-    cannot serve. Exceptions of Ray pass through.
+    Raise SettingsError for a mistake in options, job file or keys, if Ray is not installed or has a job of this name
+    already, if nobody could connect to the coordinator, or if keys would pass through an open Ray; LostError if no Ray
+    answers; MachineError if Ray cannot run the coordinator's actor; or the error with which the coordinator cannot
+    serve. Exceptions of Ray pass through.
     """
     placing = {name: getattr(options, name) for name in ("num_cpus", "resources", "label_selector")}
     job = _read_job(Path(options.job))
@@ -112,7 +113,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _serve(fleet: RayFleet, job: str, is_stopping: threading.Event) -> None:
-    """Serve until the job ends or this process has to, and print where; raise what `RayFleet.turn` raises."""
+    """Serve until the job ends or this process has to, print where, and end all actors; raise what `turn` raises."""
     printed = ""
     try:
         # In short waits, because Python misses a signal that arrives just as it begins to wait (see shared.commands).
@@ -202,7 +203,8 @@ def _no_ray(address: str, reason: str) -> LostError:
 def _orders(ray: Any, options: argparse.Namespace, job: JobSettings) -> dict[str, dict[str, Any]]:
     """Return the orders of a coordinator's and a worker's actor, with the job's keys if they are to be sent.
 
-    Raise SettingsError if these keys cannot be used, or if anybody could get them out of Ray. In command lines stand
+    Raise SettingsError if these keys cannot be used, or if anybody could get them out of Ray; other errors of
+    `_sent_keys` are passed on. In command lines stand
     `{reports}`, `{parent}`, `{listen}`, `{folder}` and `{address}`, which only the node knows.
     """
     # Below the working directory if Ray has uploaded it.
@@ -243,7 +245,7 @@ def _sent_keys(ray: Any, options: argparse.Namespace, keys: str) -> Mapping[str,
     """Return the files of keys to send to a coordinator and to a worker.
 
     Raise SettingsError if they cannot be used, or would pass through a Ray that anybody can talk to; OSError if a file
-    cannot be read.
+    cannot be read. Exceptions of Ray pass through.
     """
     folder = Path(options.job).parent / keys
     has_token = asks_for_token() and ray.get(ray.remote(asks_for_token).options(num_cpus=0).remote(), timeout=_PROBE_S)
@@ -259,7 +261,10 @@ def _sent_keys(ray: Any, options: argparse.Namespace, keys: str) -> Mapping[str,
 
 
 def _key_files(folder: Path, role: Literal["coordinator", "worker"]) -> dict[str, str]:
-    """Return the files of keys for a role, by name; raise SettingsError if they cannot be used."""
+    """Return the text of each file of keys for a role, by a name such as keys/coordinator.key.
+
+    Raise SettingsError if they cannot be used, and OSError if one cannot be read.
+    """
     ServerKeys.read(folder, role)  # a mistake is best reported here
     paths = (*(folder / name for name in _KEYS[role]), *sorted((folder / "allowed").rglob("*.key")))
     return {f"keys/{path.relative_to(folder)}": path.read_text("utf-8") for path in paths}

@@ -41,7 +41,7 @@ class _Tracks:
         return (time_ns - self._start_ns) / 1e3
 
     def span(self, process: int, group: str, begin_ns: int, end_ns: int, **rest: Any) -> _Event:
-        """Add a span in the first row of its group that is free, and return its event."""
+        """Add a span in the first row of its group that is free, a new one if none is, and return its event."""
         ends = self._ends.setdefault((process, group), [])
         lane = next((lane for lane, end in enumerate(ends) if end <= begin_ns), len(ends))
         if lane == len(ends):

@@ -120,7 +120,7 @@ def _row(life: Life) -> str:
 
 
 def life_facts(life: Life) -> dict[str, Any]:
-    """Return the same as facts for JSON; times are in ms from the first want."""
+    """Return the same as facts for JSON; lengths are in ms, and times of wants in ms from the first one."""
     start_ns = life.asks[0].time_ns if life.asks else life.offered_ns or life.taken_ns or 0
     return {
         "stream": life.stream,

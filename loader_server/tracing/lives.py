@@ -304,7 +304,7 @@ def _offer(life: Life, ask: WantAsked | None, time_ns: int) -> None:
 
 
 def _ask_of(life: Life, former: Life | None, lending: int) -> WantAsked | None:
-    """Return the want of this lending; in a stream that is read again, it may have been sent before the last taking."""
+    """Return the want of this lending, None if there is none; one of the `former` life is moved into this one."""
     ask = next((ask for ask in life.asks if ask.lending == lending), None)
     if ask is None and former is not None:
         ask = next((ask for ask in former.asks if ask.lending == lending), None)

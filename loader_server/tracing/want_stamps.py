@@ -25,10 +25,10 @@ class WantStamps:
         self.stamp = self.ring.stamp
 
     def key(self, want: Want) -> bytes:
-        """Return what all stamps of a want have in common."""
+        """Return what all stamps of a want have in common; raise struct.error if a field does not fit."""
         stream = self.ring.stream_number(want.stream)
         return stamp_key(want.number, want.epoch, want.ticket, want.attempt, want.trainer, stream)
 
     def note_ping(self, trainer: int, number: int) -> None:
-        """Note that a trainer's Ping of this number came now."""
+        """Note that a trainer's Ping of this number came now; raise struct.error if a number does not fit."""
         self.stamp(StampKind.PING_CAME, monotonic_ns(), bare_key(number, peer=trainer))

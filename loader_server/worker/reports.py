@@ -46,7 +46,7 @@ def pushed_of(outcome: Outcome, waiting: int) -> m.Pushed:
 
 
 def build_report(thread: BuildThread, counts: Iterable[BuildCounts]) -> dict[str, int]:
-    """Return the fields of a heartbeat on building: sums over all streams, and times of the building thread."""
+    """Return the fields of a heartbeat on building: sums over all streams, and times of the building thread in µs."""
     streams = list(counts)
     return {
         "building": thread.load,

@@ -46,7 +46,7 @@ class Spell:
     def note(self, share: float, over_s: float, now_s: float) -> SpellBegan | SpellEnded | None:
         """Note that this share of the last `over_s` was waited; return what begins or ends with that, None if nothing.
 
-        A time without length changes nothing.
+        A time without length changes nothing, and nothing begins before five seconds were noted.
         """
         over_s = min(over_s, _LOOKS_BACK_S)
         if over_s <= 0:
@@ -56,7 +56,7 @@ class Spell:
         return self.judge(self._share, now_s) if self._known_s >= _LOOKS_BACK_S else None
 
     def judge(self, share: float, now_s: float) -> SpellBegan | SpellEnded | None:
-        """Return what begins or ends if `share` is the average already; None if nothing does."""
+        """Return what begins (at 0.25 or more) or ends (at 0.1 or less) if `share` is the average already, or None."""
         if self._since_s is None and share >= _BEGINS_AT:
             self._since_s = now_s
             return SpellBegan(share)

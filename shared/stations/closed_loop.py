@@ -73,7 +73,7 @@ def play(workers: Sequence[WorkerTimes], trainers: Sequence[TrainerTimes], *, in
     """Return how a job with these workers and trainers goes on once it has begun.
 
     Trainers `in_step` begin each step together, once all have a batch. Without a worker or a trainer the rate is 0 and
-    all waiting.
+    all waiting; if nothing takes any time, it is infinite, without waiting.
     """
     if not workers or not trainers:
         return Played(rate=0.0, waited=1.0)
@@ -155,7 +155,7 @@ class _Loop:
         self._finished = self._taken = 0
 
     def run(self) -> Played:
-        """Play and return the outcome of the second half."""
+        """Play and return the outcome of the second half; the rate is infinite if nothing takes any time."""
         window = max(trainer.times.window for trainer in self._trainers)
         of_each = max(_LEAST_OF_EACH, _BATCHES // len(self._trainers), min(_MOST_OF_EACH, 4 * window))
         most = of_each * len(self._trainers)

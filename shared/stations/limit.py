@@ -123,9 +123,10 @@ class JobLimit:
 
 
 def find_limit(job: JobTimes, steady: JobTimes | None = None) -> JobLimit:
-    """Return what limits the job; that is nobody if no trainer took a batch or waited for one.
+    """Return the job's limit: "nobody" if no trainer took a batch or waited for one, else "worker" without workers.
 
-    Gains are those of `steady`, the same job over a longer time, if the loop comes to its rate, otherwise of the job.
+    Gains are those of `steady`, the same job over a longer time, if the loop comes to its rate, otherwise of the job if
+    it comes to that one's, otherwise None. They are None as well without workers, and if the host is the limit.
     """
     if not job.trainers or (not job.rate and not job.waited):
         return JobLimit("nobody")
@@ -161,12 +162,18 @@ def _among_stations(job: JobTimes, now: float) -> tuple[str, str]:
 
 
 def busy_shares(job: JobTimes) -> dict[str, float]:
-    """Return the share of the time in which each kind of station is busy, by limit; trainers are busy in steps."""
+    """Return the share of the time in which reads, transforms, wire and trainers (in steps) are busy, by these names.
+
+    The job must have workers and trainers.
+    """
     return {limit: _busy(job, limit) for limit in ("reads", "transforms", "wire", "trainers")}
 
 
 def sentence(verdict: JobLimit) -> str:
-    """Return the verdict as one line for people, with what would be gained; "gain unknown" if that is not known."""
+    """Return the verdict as one line for people, with what would be gained; "gain unknown" if that is not known.
+
+    If nobody is the limit, or a worker without a name, nothing is said of gains.
+    """
     if verdict.limit == "nobody":
         return "limit: nobody, no trainer reads"
     if verdict.limit == "worker" and not verdict.who:

@@ -28,7 +28,7 @@ _US = 1e-6
 
 
 def limit_of_report(report: Mapping[str, Any]) -> JobLimit:
-    """Return what limits a job now, from the coordinator's report, and what it would gain by the last half minute."""
+    """Return what limits a job now, by its report; gains are of the last half minute or, failing that, of now."""
     return find_limit(_job_times(report, _NOW), _job_times(report, _STEADY))
 
 

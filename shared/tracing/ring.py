@@ -181,7 +181,10 @@ class StampRing:
         _pack_into(self._chunk, at, time_ns, extra, key, kind)
 
     def _turn(self, time_ns: int) -> int:
-        """Begin another chunk and return the place of a row in it: new memory if the oldest rows are young."""
+        """Begin another chunk and return a row's place in it: new memory if the oldest rows are young, else theirs.
+
+        If another thread has begun one just now, the row is in that one.
+        """
         if self._at <= self._chunk_nbytes:  # another thread was here first
             at = self._at
             self._at = at + _NBYTES
@@ -204,7 +207,7 @@ class StampRing:
 
     @property
     def nbytes(self) -> int:
-        """Return how much memory the ring has."""
+        """Return how much memory the ring has, in bytes."""
         return (len(self._full) + 1) * self._chunk_nbytes
 
     @property
@@ -220,8 +223,8 @@ class StampRing:
     def page(self, first_row: int, most_rows: int, *, since_ns: int = 0, key: BatchKey | None = None) -> RingPage:
         """Return up to `most_rows` rows from the row of this number on that are not older than `since_ns`.
 
-        With a `key`, only rows about that batch, and the last ones by which clocks are compared. A copy, in the order
-        in which they were written; empty if there is none.
+        With a `key`, only rows about that batch, and the last 64 by which clocks are compared; none if the ring does
+        not know its stream. A copy, in the order in which they were written; empty if there is none.
         """
         oldest = self._before
         found, numbers = [], []
@@ -245,7 +248,7 @@ class StampRing:
             yield np.frombuffer(chunk, ROW, nbytes // _NBYTES)
 
     def _are_wanted(self, rows: NDArray[np.void], since_ns: int, key: BatchKey | None) -> NDArray[np.bool_]:
-        """Return which rows are not too old and, with a key, about its batch or about clocks."""
+        """Return which rows are not too old and, with a key, of its batch or clocks; none if its stream is unknown."""
         wanted: NDArray[np.bool_] = rows["time_ns"] >= since_ns
         if key is None:
             return wanted

@@ -56,12 +56,13 @@ class TrainOrder(JobOrder):
 
 
 def train(order: TrainOrder) -> None:
-    """Train until the target is reached, with the strategy that the order names.
+    """Train until the target is reached, with the strategy that the order names, or serve as a parameter server.
 
-    Folders, validation streams and the user's module are checked before the training feed attaches: raise
-    SettingsError, DataError, LostError, RefusedError or MachineError for what is wrong there, and any error of the
-    module's functions, before a rank is taken. Errors of attaching and of the loop, a KeyboardInterrupt among them, are
-    passed on, and then nothing is exported; those of the export are passed on as well.
+    Folders, validation streams and, except with servers, the user's module are checked before the training feed
+    attaches: raise SettingsError, DataError, LostError, RefusedError or MachineError for what is wrong there, and any
+    error of the module's functions or of devices, before a rank is taken. Errors of attaching and of the loop, a
+    KeyboardInterrupt among them, are passed on, and then nothing is exported; those of the export are passed on as
+    well.
     """
     if order.export is not None:
         _refuse_to_replace(order.export)
@@ -204,7 +205,7 @@ def _connect(stack: ExitStack, order: TrainOrder, **how: Any) -> Feed:
 
 
 def _connect_judge(order: TrainOrder, stream: str, **how: Any) -> Feed:
-    """Connect to a validation stream, before the training feed takes anybody's rank.
+    """Return the feed of a validation stream, connected before the training feed takes anybody's rank.
 
     Raise SettingsError if the stream is one for training; errors of `connect` are passed on.
     """

@@ -51,7 +51,7 @@ class JointEvaluation:
         yield
 
     def take_part(self, _served: ServedModel, _model: Any) -> bool:
-        """Take part in an evaluation that is offered; return whether the model's trained values are others now."""
+        """Take part in an offered evaluation, here not; return whether the model's trained values changed: False."""
         return False
 
     def wait_for_last(self, _served: ServedModel, _model: Any, _epochs: int, _heed: Callable[[], None]) -> None:
@@ -73,7 +73,8 @@ class EvaluationLeader(JointEvaluation):
 
         It is not offered if it is not evaluated after so many epochs, if no stream's batches are leased, or if servers
         have moved. Raise LostError if the first server does not answer in time, RefusedError if it refuses, and
-        ValueError if the model's name is longer than 200 characters. If the block raises, the offer is not ended.
+        ValueError if the model's name is longer than 200 characters or there are too many streams. If the block raises,
+        the offer is not ended.
         """
         if not self._streams or epochs % self._every:
             yield
@@ -131,8 +132,8 @@ class EvaluationFollower(JointEvaluation):
     def _evaluate(self, served: ServedModel, part: EvaluationPart, model: Any, offered: tuple[Any, Any]) -> None:
         """Evaluate the trained values that the model has with the chief's other variables; give it its own ones back.
 
-        Do nothing if the evaluation is over by now. Errors of `take_part` are raised here, and MovedError if servers
-        have moved.
+        Print a line for each stream; do nothing if the evaluation is over by now. Errors of `take_part` are raised
+        here, and MovedError if servers have moved.
         """
         offer, frame = offered
         untrained = model.non_trainable_variables
@@ -155,9 +156,9 @@ class EvaluationFollower(JointEvaluation):
     def wait_for_last(self, served: ServedModel, model: Any, epochs: int, heed: Callable[[], None]) -> None:
         """Wait for the evaluation after the last epoch, `epochs` in all, and take part in it.
 
-        Return at once if the epoch is not evaluated, and else once the run is over, servers have moved, or the chief
-        has offered nothing for half a minute, which is logged. `heed` may raise, which ends the wait; errors of
-        `take_part` are raised here.
+        Return at once if the epoch is not evaluated, and else once an evaluation is done, the run is over, servers have
+        moved, or the chief has offered nothing for half a minute, which is logged. `heed` may raise, which ends the
+        wait; errors of `take_part` are raised here.
         """
         until_s = time.monotonic() + _LAST_S
         while epochs % self._every == 0 and not self._is_over:

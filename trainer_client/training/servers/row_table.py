@@ -110,7 +110,7 @@ class RowTable:
     # --- gradients ---
 
     def apply(self, ids: NDArray[np.int64], gradients: NDArray[np.float32], steps: int, rate: float | None) -> None:
-        """Take one step of the optimizer, whose errors pass, for these rows; each id is named once.
+        """Take one step of the optimizer, whose errors pass, for these rows, made if new; each id is named once.
 
         `steps` is how many steps the optimizer has taken before, and `rate` its learning rate, None if that is its own.
         """
@@ -154,7 +154,10 @@ class RowTable:
         return rows
 
     def piece_of_cut(self, array: int, start: int, nbytes: int) -> tuple[int, int, NDArray[Any]]:
-        """Return how many rows and arrays the last cut has, and a piece of an array, at most `nbytes` or one row."""
+        """Return the last cut's numbers of rows and arrays (0 is the ids), and one's rows from `start`, maybe none.
+
+        They have at most `nbytes`, unless a single row has more.
+        """
         whole = self._cut[array]
         rows = max(1, nbytes // (whole.itemsize * (self.form.dim if whole.ndim == 2 else 1)))
         return len(whole), len(self._cut), whole[start : start + rows]

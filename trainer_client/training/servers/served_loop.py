@@ -91,9 +91,9 @@ class ServedLoop(BaseLoop):
 
         Raise KeyboardInterrupt, after the chief has saved, if the process is interrupted; LostError if a server, the
         chief's shares or the loaders stay away; RefusedError if one of them refuses; DataError for gradients that are
-        not finite or a checkpoint that does not fit; SettingsError for a model, optimizer or callback that servers
-        cannot follow; and MachineError or OSError if the chief cannot write. Errors of callbacks and of the feed are
-        passed on.
+        not finite, an id that a table lacks or a checkpoint that does not fit; SettingsError for a model, optimizer or
+        callback that servers cannot follow; and MachineError or OSError if the chief cannot write. Other errors of
+        callbacks, of servers, of evaluating and of the feed are passed on.
         """
         self._warm_up()
         try:
@@ -106,9 +106,9 @@ class ServedLoop(BaseLoop):
         return self.reason
 
     def _train(self, interruption: ctrl_c.Interruption) -> None:
-        """Train until there is a reason to end; raise KeyboardInterrupt, after saving, if interrupted.
+        """Train until there is a reason to end; raise KeyboardInterrupt, after the chief has saved, if interrupted.
 
-        The job's end is such a reason. Errors of joining, of steps, of callbacks and of saving are passed on.
+        The job's end is such a reason. Errors of joining, steps, evaluating, callbacks and saving are passed on.
         """
         try:
             self._begin(interruption)
@@ -132,7 +132,7 @@ class ServedLoop(BaseLoop):
 
         It is not if servers have moved: what they lost is to be trained again. For other workers it is. Raise LostError
         or RefusedError if a server or the coordinator does not answer in time or refuses, MachineError or OSError if
-        nothing can be written, and the error of a feed that fails or is closed.
+        nothing can be written, and the error of a feed that fails or is closed; other errors of `finish` pass.
         """
         if not self._worker.is_chief:
             return True
@@ -149,7 +149,7 @@ class ServedLoop(BaseLoop):
     def _train_epoch(self, interruption: ctrl_c.Interruption) -> None:
         """Train to the epoch's end, or until the run is over, interrupted, or taken back elsewhere.
 
-        Errors of the feed, of joining, of steps and of callbacks are passed on.
+        Errors of the feed, of joining, steps, callbacks, evaluating and saving are passed on, MovedError among them.
         """
         epoch = self._session.cursor.at.epoch
         self._call(lambda: self._callbacks.on_epoch_begin(epoch))
@@ -208,9 +208,9 @@ class ServedLoop(BaseLoop):
     def _train_on(self, element: Any) -> float | None:
         """Take one step, and count it or give the batch back; return its loss, or None if none was computed.
 
-        Raise DataError if gradients are not finite after the last retry, and SettingsError for a loss or model that the
-        step cannot take. Errors of servers, such as LostError, RefusedError and ProtocolError, and of the feed are
-        passed on.
+        Raise DataError for gradients that are not finite after the last retry or an id that a table lacks, and
+        SettingsError for a loss or model that the step cannot take. Errors of servers, such as LostError, RefusedError
+        and ProtocolError, and of the feed are passed on.
         """
         with self._timed("step"):
             loss, rows, is_in = self._try(element)
@@ -235,9 +235,9 @@ class ServedLoop(BaseLoop):
         """Pull if it is due, compute and push; return loss, valid rows and whether the batch is in the model.
 
         It is not in if servers had moved, the gradients were too old or the run is over. The loss is None if servers
-        had moved before anything was computed. Raise DataError if gradients are not finite after the last retry,
-        SettingsError for a loss or model that the step cannot take, LostError if a server does not answer in time, and
-        RefusedError if one refuses. ProtocolError of `pull` passes through.
+        had moved before anything was computed. Raise LostError if a server does not answer in time, and RefusedError if
+        one refuses. Errors of `_finite_step`, such as DataError and SettingsError, and of lookups of tables' rows, and
+        ProtocolError of `pull` pass.
         """
         loss, rows = None, 0
         lease = self._leases.in_hand()
@@ -256,7 +256,7 @@ class ServedLoop(BaseLoop):
             return loss, rows, False
 
     def _outcome_of(self, element: Any) -> tuple[float, float, float]:
-        """Take a step; return loss, valid rows and outcome, or raise the error of a lookup of tables' rows."""
+        """Take a step; return loss, valid rows and outcome. Errors pass, first that of a lookup of tables' rows."""
         try:
             return super()._outcome_of(element)
         finally:
@@ -264,11 +264,12 @@ class ServedLoop(BaseLoop):
             self._served.tables.raise_failure()
 
     def _end_epoch(self, epoch: int) -> None:
-        """Share the epoch's results, evaluate it on the servers' values, and commit those.
+        """Share the epoch's results and call callbacks; the chief does so on the servers' values, and commits those.
 
-        In the chief nothing of it is done, beyond sharing, if servers have moved. Raise SettingsError if the logs lack
-        the value that early stopping goes by, if callbacks changed the optimizer, or for a number that is out of the
-        protocol's bounds; errors of callbacks, of the feed, of servers and of writing are passed on.
+        If servers have moved, the chief only shares, or raises MovedError while a callback evaluates. Raise
+        SettingsError if the logs lack the value that early stopping goes by, if callbacks changed the optimizer, or for
+        a number that is out of the protocol's bounds; errors of callbacks, of the feed, of servers and of writing are
+        passed on.
         """
         noted, self._noted = self._noted, NotedMeans()
         self._progress.count(epochs=self._session.cursor.at.epoch)
@@ -299,7 +300,7 @@ class ServedLoop(BaseLoop):
         return gathered.means if gathered.rows else {}, gathered.rows, gathered.words()
 
     def _wait_for_last_evaluation(self, interruption: ctrl_c.Interruption) -> None:
-        """Take part in the evaluation of the last epoch, if this was it; errors of taking part are passed on."""
+        """Take part in the evaluation of the last epoch, if this was it; errors of `wait_for_last` are passed on."""
         if self.reason:
             epochs = self._progress.totals.epochs
             self._evaluations.wait_for_last(self._served, self._model, epochs, partial(_heed, interruption))
@@ -407,7 +408,7 @@ class ServedLoop(BaseLoop):
     def _when_built(self) -> None:
         """Have the step collect its gradients, as the servers have the optimizer.
 
-        Raise SettingsError for a model or optimizer that servers cannot hold, such as an optimizer that is built.
+        Raise SettingsError for what servers cannot hold, such as an optimizer that is built, and for tables with XLA.
         """
         model = self._model
         self._served = ServedModel(model, model.optimizer, self._servers, self._worker.shares)
@@ -429,7 +430,7 @@ class ServedLoop(BaseLoop):
     def hold_tables(self) -> None:
         """Have the model hold the tables of the newest checkpoint whole, as an export needs them; once `run` is over.
 
-        Raise DataError if no checkpoint is whole, and OSError if the folder cannot be read.
+        Raise DataError if no checkpoint is whole or the newest is of another model, and OSError if none can be read.
         """
         self._saved.read(self._model, None)
         self._served.tables.hold(self._saved.tables)
@@ -448,9 +449,9 @@ class ServedLoop(BaseLoop):
     def _cut(self) -> dict[str, Any] | None:
         """Read one version of all variables into the model; return the feed's state with the batches in it.
 
-        Return None in other workers than the chief, or if servers have moved. Raise LostError if a server or the
-        coordinator does not answer in time, RefusedError if a server refuses, and the error of a feed that fails or is
-        closed.
+        Return None in other workers than the chief, or if servers have moved or were not joined. Raise LostError if a
+        server or the coordinator does not answer in time, RefusedError if a server refuses, and the error of a feed
+        that fails or is closed. ProtocolError of `save` passes.
         """
         if not self._worker.is_chief or self._served.generation == 0:
             return None

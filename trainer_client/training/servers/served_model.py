@@ -170,7 +170,7 @@ class ServedModel:
 
         Rows of tables are those of a checkpoint, if there is one. If a server is restarted or serves another share
         meanwhile, not all serve this one in the end, which the next look shows. Raise SettingsError if a share does not
-        fit into a server's memory, LostError if a server does not answer in time, and RefusedError if one refuses.
+        fit into a server's memory, and what `ask` raises: LostError, RefusedError or ValueError.
         """
         held = [
             HeldVariable(
@@ -220,11 +220,11 @@ class ServedModel:
         ), frame  # fmt: skip
 
     def save(self, settled: int) -> DoneSet:
-        """Read one cut of all that the servers hold into model and optimizer; return the batches applied to it.
+        """Read one cut of the servers' variables into model and optimizer; return the batches applied to it.
 
-        Epochs before `settled` are settled, so servers may forget them. Raise MovedError if servers have moved,
-        LostError if a server does not answer in time, and RefusedError if one refuses. ProtocolError of `_take_in`
-        passes through.
+        Tables' rows outside training are that cut's from now on. Epochs before `settled` are settled, so servers may
+        forget them. Raise MovedError if servers have moved, LostError if a server does not answer in time, and
+        RefusedError if one refuses. ProtocolError of `_take_in` passes through.
         """
         cut = secrets.randbits(63)
         replies = self._ask_values(m.Save(serial=0, generation=self.generation, cut=cut, settled=settled))
@@ -339,8 +339,7 @@ class ServedModel:
         """Have a batch's gradients applied, those of variables and of rows by table; return whether it is in the model.
 
         It is not if the gradients were too old, or the run is over. A batch that was in it already counts. Raise
-        MovedError if servers have moved, LostError if a server does not answer in time, and RefusedError if one
-        refuses.
+        MovedError if servers have moved, and what `ask` raises: LostError, RefusedError or ValueError.
         """
         refused, self._refused = self._refused, None
         pushed = {at: self._push(at, lease, gradients, rows or {}, refused) for at in range(len(self._servers))}
@@ -407,7 +406,7 @@ def _assign(places: Sequence[tuple[VariablePart | None, Any]], frame: memoryview
 
 
 def refuse_what_servers_cannot_hold(model: Any, optimizer: Any) -> None:
-    """Raise SettingsError for layers of equal names, constraints, several optimizers, or a loss that is scaled."""
+    """Raise SettingsError for trained layers of equal paths, constraints, several optimizers, or a scaled loss."""
     seen: dict[str, int] = {}
     for layer in model._flatten_layers(include_self=False):  # noqa: SLF001 - `layers` has the outer ones only
         inner = {id(variable) for below in layer._flatten_layers(include_self=False) for variable in below.variables}  # noqa: SLF001

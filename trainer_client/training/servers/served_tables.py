@@ -79,7 +79,7 @@ class ServedTables:
         self._at_least = version
 
     def note_cut(self, cut: int) -> None:
-        """Have rows outside training be those of this cut."""
+        """Have rows outside training be those of this cut; 0: those that servers have by then."""
         self._cut = cut
 
     # --- rows of a batch ---
@@ -145,7 +145,7 @@ class ServedTables:
     def gradients_for(
         self, server: int, gradients: Mapping[str, tuple[NDArray[np.int64], NDArray[np.generic]]]
     ) -> tuple[tuple[TableGradient, ...], list[NDArray[Any]]]:
-        """Return what a push to a server names of these gradients by table, and the arrays that follow it."""
+        """Return a push's entries for tables with rows on a server, by place, and ids and values of each in turn."""
         named, arrays = list[TableGradient](), list[Any]()
         for name, (ids, values) in sorted(gradients.items(), key=lambda gradient: self._places[gradient[0]]):
             is_there = servers_of(ids, len(self._servers)) == server
@@ -230,7 +230,7 @@ def _refuse_outside(form: TableForm, ids: NDArray[np.int64]) -> None:
 def refuse_unfit_tables(model: Any, optimizer: Any) -> None:
     """Raise SettingsError for tables that share a name with another layer, or that this optimizer cannot train by rows.
 
-    Do nothing for a model without tables.
+    A layer without trained variables of its own may have a table's name. Do nothing for a model without tables.
     """
     tables = tables_in(model)
     if not tables:

@@ -148,7 +148,7 @@ class _Question:
         return self.reply is not None and isinstance(self.reply[0], m.Taken) and self.reply[0].code == "moved"
 
     def send(self, now_s: float) -> None:
-        """Send the question if it is time to; if the connection does not take it, it is time again soon."""
+        """Send the question if it is time to: again after 2 s, then 4 s and so on, but soon if it was not taken."""
         if now_s < self._again_s:
             return
         try:

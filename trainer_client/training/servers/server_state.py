@@ -127,7 +127,7 @@ class ServerState:
         """Hold the share that the chief gives, in place of all there was; if it is held already, only answer.
 
         What belonged to the share before is void: cut, rate, gradients that are held and now dropped, and trainers that
-        wait.
+        wait. In the first server, the run is over at once if the share's version has reached the limit.
         """
         if message.generation == self.generation:  # the answer was lost
             return [self._taken(asker, message.serial, "serving")]
@@ -146,7 +146,7 @@ class ServerState:
         return [*dropped, Adopt(message.parts), self._taken(asker, message.serial, "serving")]
 
     def _withdraw(self, asker: bytes, message: m.Withdraw) -> list[Instruction]:
-        """Serve nothing until there is a share again, while the chief takes the queue back."""
+        """Serve nothing until there is a share again: do as `_lose` does, and answer `withdrawn`."""
         # Otherwise a batch of the queue's new round would be applied to values that the checkpoint is about to
         # replace, and would count as done.
         return [*self._lose(), self._taken(asker, message.serial, "withdrawn")]
@@ -231,8 +231,8 @@ class ServerState:
     def _set_rate(self, asker: bytes, message: m.SetRate) -> list[Instruction]:
         """Use the rate from now on; the others hear of it with the next order.
 
-        A trainer of another generation, or a forgotten one, gets `moved`, and a message older than its last one is
-        ignored.
+        A trainer of another generation, or a forgotten one, gets `moved`, and a message older than its last one
+        changes nothing, but is answered like others.
         """
         if self._has_moved_from(message):
             return [self._taken(asker, message.serial, "moved")]
@@ -327,9 +327,9 @@ class ServerState:
     def look(self, now_s: float) -> list[Instruction]:
         """Return what is to be done by the clock.
 
-        Trainers that were silent for too long are forgotten, the other servers get the version, and the server ends
-        once every trainer that is left has heard that the run is over. In a server that is not the first, nothing is
-        done before the run is over.
+        Trainers that were silent for ten minutes, or for one at the end, are forgotten, the other servers get the
+        version every two seconds, and the server ends once no trainer is left, as each has quit or was forgotten. In a
+        server that is not the first, nothing is done before it was told that the run is over.
         """
         if not (self._is_first or self._is_finishing):
             return []
@@ -349,9 +349,9 @@ class ServerState:
     # --- what the first server says ---
 
     def _obey(self, _asker: bytes, message: m.Order) -> list[Instruction]:
-        """Carry out an order of the first server; if one was missed before it, stop serving.
+        """Carry out an order of the first server; if one was missed before it, or its gradients, stop serving.
 
-        An order of another generation is ignored, except that to end.
+        An order of another generation is ignored, except that to end; in the first server, and after that, any is.
         """
         # Whatever the generation: a server that missed orders has to end, too, as nobody may be left to repeat this.
         self.has_ended |= message.what == "end" and not self._is_first

@@ -93,7 +93,7 @@ class ParameterServer:
     def serve(self) -> None:
         """Serve until the run is over and the other servers know, or until one that is gone was given its time.
 
-        Raise SettingsError if the user's function returns an optimizer that is built; its own errors are passed on.
+        Raise SettingsError if the user's function returns an optimizer that is built; errors of both are passed on.
         """
         until_s = float("inf")
         while not self.state.has_ended or (not self._are_orders_sent() and time.monotonic() < until_s):
@@ -115,7 +115,7 @@ class ParameterServer:
     def _take_in_all(self, now_s: float) -> bool:
         """Take in what came, up to 1024 messages; return whether some may be left over.
 
-        Errors of making an optimizer are passed on.
+        Errors of `_take_in` are passed on.
         """
         self._unread.take_back()
         count = 0
@@ -133,7 +133,7 @@ class ParameterServer:
     def _hear(self, frames: list[zmq.Frame], now_s: float) -> None:
         """Take in a message, unless its sender is not heard for now; note a message that was of no use.
 
-        Errors of making an optimizer are passed on.
+        Errors of `_take_in` are passed on.
         """
         asker = frames[0].bytes
         if not self._patience.hears(asker, now_s):
@@ -146,9 +146,9 @@ class ParameterServer:
     def _take_in(self, asker: bytes, frames: list[zmq.Frame], now_s: float) -> bool:
         """Take in a message; return whether it was of any use.
 
-        It is not if it cannot be read, its peer is turned away, its frame has another length than it says, its
-        gradients or its share are refused, or all that it leads to is answers without values. Errors of making an
-        optimizer are passed on.
+        It is not if it cannot be read, its peer is turned away, its frame has another length than it says, what it
+        brings or asks for is refused, or all that it leads to is answers without values, except to a share whose rows
+        are not here. Errors of making an optimizer, and of its steps, are passed on.
         """
         message = self._read(asker, frames)
         if message is None:
@@ -199,8 +199,8 @@ class ParameterServer:
     def _gradients(self, message: Message, payload: memoryview) -> Gradients | None:
         """Return the gradients of a push for this generation; None for any other message.
 
-        It is None too for a push that is no step. Raise ProtocolError if they are not of this share. What is decided is
-        always carried out, so gradients have to be checked before anything is decided.
+        It is None too for a push that is no step. ProtocolError of `read` is passed on, also for such a push. What is
+        decided is always carried out, so gradients have to be checked before anything is decided.
         """
         if isinstance(message, m.Push) and message.generation == self.state.generation:
             gradients = self._store.read(message, payload)
@@ -214,7 +214,8 @@ class ParameterServer:
     ) -> None:
         """Send, queue and apply what was decided, in order; `payload` is the frame that came along.
 
-        An order that only has the version is not queued for a server that has others waiting.
+        An order that only has the version is not queued for a server that has others waiting. Errors of the optimizer
+        are passed on.
         """
         for instruction in instructions:
             match instruction:

@@ -153,7 +153,8 @@ class ShareStore:
     def apply(self, gradients: Gradients | None) -> None:
         """Take one step of the optimizer; do nothing for None, a batch without gradients on any server.
 
-        Without gradients for parts of this server, the step is counted only. Errors of the optimizer pass through.
+        Rows of tables take the same step. Without gradients for parts of this server, the parts' optimizer only counts
+        it. Errors of the optimizers pass through.
         """
         if gradients is None:
             return
@@ -262,7 +263,7 @@ class ShareStore:
         return frame_of([table.rows_of_cut(ids) if message.cut else table.rows(ids)])
 
     def piece(self, message: m.SaveRows) -> tuple[int, int, bytes]:
-        """Return how many rows and arrays a table has in the last cut, and a frame of the piece that is asked for."""
+        """Return how many rows and arrays, ids included, a table's last cut has, and a frame of the piece asked for."""
         rows, arrays, piece = self._tables[message.table].piece_of_cut(message.array, message.start, _PIECE_BYTES)
         return rows, arrays, frame_of([piece])
 

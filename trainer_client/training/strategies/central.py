@@ -114,7 +114,10 @@ class Central(SharedCopy):
         return step.settle(self._summed(parts))
 
     def _summed(self, parts: Sequence[Contribution]) -> Contribution:
-        """Return the towers' contributions as one: loss and gradients by weight, statistics by rows."""
+        """Return the towers' contributions as one: loss and gradients by weight, statistics by rows.
+
+        With `sums`, gradients are multiplied by the number of towers; one that the first tower lacks is None.
+        """
         losses, rows_of_each, weights, gradients, statistics, _ = zip(*parts, strict=True)
         weight, rows = tf.add_n(weights), tf.add_n(rows_of_each)
         # A tower's loss is the mean over its own rows, so a plain mean over towers would favour rows in small batches.
@@ -127,7 +130,7 @@ class Central(SharedCopy):
 
 
 def _sum_of(gradients: Sequence[Any], shares: Sequence[Any]) -> Any:
-    """Return the weighted sum of a loss or gradient over the towers; None if it has no values.
+    """Return the weighted sum of a loss or gradient over the towers; None if the first tower has none.
 
     Sparse gradients are scaled and put one behind the other.
     """

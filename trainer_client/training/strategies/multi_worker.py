@@ -62,7 +62,8 @@ class MultiWorker(Replicated):
 
     All processes have equally many. Gradients are those of the mean over all rows; with `sums`, that mean times the
     number of replicas. Raise SettingsError unless this process is a worker of several with equally many replicas, and
-    for devices or an all-reduce that do not fit; LostError if another process is lost meanwhile.
+    for devices or an all-reduce that do not fit; RuntimeError if the CPU is in use already and has fewer parts; and
+    LostError if another process is lost meanwhile.
     """
 
     agrees_to_stop = True
@@ -112,7 +113,7 @@ class MultiWorker(Replicated):
         """Return the feed's batches in rounds; a lost process is noticed while the feed waits for others.
 
         That wait then raises LostError. Raise SettingsError for keys that batches lack or that do not fit together, or
-        in queue mode if batches are made whole.
+        in queue mode if batches are made whole; errors of a `map` among the keys are passed on.
         """
         feed._session.watch_others(self.refuse_lost)
         return super().data(feed, keys)
@@ -121,7 +122,8 @@ class MultiWorker(Replicated):
         """Return the pipeline's elements in rounds; a lost process is noticed while the feed waits.
 
         That wait then raises LostError. Raise SettingsError if the stream is no pipeline or is in queue mode, or if the
-        function makes no data set of it or, while that is iterated, too few elements or too many.
+        function makes no data set of it or, while that is iterated, too few elements or too many. Other errors of the
+        function are passed on.
         """
         feed._session.watch_others(self.refuse_lost)
         return super().pipeline(feed, function)

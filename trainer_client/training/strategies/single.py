@@ -50,7 +50,7 @@ class Single(Placement):
         """Return the feed's batches, read ahead.
 
         Raise SettingsError for keys that batches lack or that do not fit together, or in queue mode if batches are made
-        whole.
+        whole. Errors of a `map` among the keys are passed on.
         """
         return make(feed._session, ElementStructure(**keys), ahead=True)
 

@@ -106,7 +106,7 @@ def of_values(gradient: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def times_phrase(factor: float) -> str:
-    """Return a phrase on gradients that are multiplied by `factor`; empty for 1."""
+    """Return "; gradients times" and the factor as a whole number, as one text; empty for 1."""
     return "" if factor == 1 else f"; gradients times {factor:.0f}"
 
 
@@ -118,8 +118,8 @@ def refuse_other_beginning(
 ) -> None:
     """Raise DataError if a part that a run begins with is not the same in all processes; `parts` are texts by name.
 
-    This is process `process` of `processes`, and names are the same in all. TensorFlow's error of a lost process is
-    passed on.
+    This is process `process` of `processes`, and names are the same in all; if it is alone, do nothing. TensorFlow's
+    error of a lost process is passed on.
     """
     if processes == 1:
         return
@@ -195,7 +195,10 @@ def _parts_of(variables: Sequence[Any]) -> Iterator[list[Any]]:
 def _values_of_first(
     strategy: tf.distribute.Strategy, values: Sequence[NDArray[np.generic]], *, is_first: bool
 ) -> list[NDArray[np.generic]]:
-    """Return the first process's values, exactly, of any dtype; all processes have values of the same forms."""
+    """Return the first process's values, exactly, of any dtype; all processes have values of the same forms.
+
+    TensorFlow's error of a lost process is passed on.
+    """
     # As integers: a sum of floats with zeros would lose the sign of a zero, and there is none of every dtype.
     own = b"".join(value.tobytes() for value in values)
     bits = np.frombuffer(own + bytes(-len(own) % 8), np.int64)

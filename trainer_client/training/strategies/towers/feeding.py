@@ -63,7 +63,7 @@ class InRounds(Placement):
         """Return the feed's batches in rounds: one batch for each replica of this process.
 
         Raise SettingsError for keys that batches lack or that do not fit together, or in queue mode if batches are made
-        whole.
+        whole. Errors of a `map` among the keys are passed on.
         """
         return Rounds(feed, keys, self._devices, self._together)
 
@@ -93,7 +93,7 @@ class Rounds:
 
     `together` makes one element of those of all replicas here. The next rounds are put on their devices while a step
     computes. Raise SettingsError for keys that batches lack or that do not fit together, or in queue mode if batches
-    are made whole.
+    are made whole; errors of a `map` among the keys are passed on.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Rounds:
         return self._data.staged(self._make)
 
     def _make(self, take: Callable[[], Any]) -> Any:
-        """Return the next round, of batches that `take` returns; pass on its StopIteration at the epoch's end."""
+        """Return the next round, of batches that `take` returns; its errors pass, StopIteration at the epoch's end."""
         # The epoch ends at the first `take` of a round. It stands outside the generator, in which its StopIteration
         # would become a RuntimeError.
         batches = (take(), *(take() for _ in self._devices[1:]))
@@ -164,8 +164,8 @@ def refuse_cluster(strategy: str) -> None:
 def tower_devices(replicas: int | None) -> tuple[str, ...]:
     """Return the devices of this many towers: GPUs if there are any, by default all of them; else parts of the CPU.
 
-    Raise SettingsError for more towers than GPUs, or without a number if there is no GPU, and RuntimeError if the CPU
-    is in use already and has fewer parts.
+    Names are such as GPU:0. Raise SettingsError for more towers than GPUs, or without a number if there is no GPU, and
+    RuntimeError if the CPU is in use already and has fewer parts.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:
