@@ -469,7 +469,7 @@ class CoordinatorState:
         self._out.append(Send(peer, m.Status(report=text_of(self.report(now_s)))))
 
     def report(self, now_s: float) -> dict[str, Any]:
-        """Return the full report: job, streams, workers, number wanted, failing, culprits, end, journal and counters."""
+        """Return the full report: job, streams, workers, number wanted, failing, culprits, end, journal, counters."""
         return {
             "job": self._settings.job,
             "streams": {name: self._stream_report(name, stream, now_s) for name, stream in self._streams.items()},

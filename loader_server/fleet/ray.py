@@ -87,11 +87,12 @@ _JOINING = ("--state", "--data", "--index", "--accept-code")
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Serve the job until it ends or a signal comes, and return the exit code.
+    """Serve the job until it ends or a signal comes, and return 0.
 
-    Raise SettingsError for a mistake in options, job file or keys, or if keys would pass through an open Ray; LostError
-    if no Ray answers; MachineError if Ray cannot run the coordinator's actor; or the error with which the coordinator
-    cannot serve. Exceptions of Ray pass through.
+    Raise SettingsError for a mistake in options, job file or keys, or if keys would pass through an open Ray;
+    MissingLibraryError if Ray is not installed; LostError if no Ray answers; MachineError if Ray cannot run the
+    coordinator's actor; OSError if keys cannot be read; or the error with which the coordinator cannot serve.
+    Exceptions of Ray pass through.
     """
     placing = {name: getattr(options, name) for name in ("num_cpus", "resources", "label_selector")}
     job = _read_job(Path(options.job))
@@ -112,7 +113,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _serve(fleet: RayFleet, job: str, is_stopping: threading.Event) -> None:
-    """Serve until the job ends or this process has to, and print where; raise what `RayFleet.turn` raises."""
+    """Serve until the job ends or this process has to, and print where; raise what `RayFleet` raises."""
     printed = ""
     try:
         # In short waits, because Python misses a signal that arrives just as it begins to wait (see shared.commands).
@@ -166,7 +167,7 @@ def _refuse_placing(ray: Any, placing: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _deadline(address: str) -> Iterator[None]:
-    """Connect to Ray in the block; raise LostError if that fails, or nothing listens at an address that is HOST:PORT.
+    """Connect to Ray in the block; raise LostError for its ConnectionError, or if nothing listens at a HOST:PORT.
 
     Ray itself would try for minutes, in which Ctrl-C does nothing. So if what listens there is no Ray, this process
     ends after 60 s with that error, without leaving the block: nothing is started yet.
@@ -202,8 +203,9 @@ def _no_ray(address: str, reason: str) -> LostError:
 def _orders(ray: Any, options: argparse.Namespace, job: JobSettings) -> dict[str, dict[str, Any]]:
     """Return the orders of a coordinator's and a worker's actor, with the job's keys if they are to be sent.
 
-    Raise SettingsError if these keys cannot be used, or if anybody could get them out of Ray. In command lines stand
-    `{reports}`, `{parent}`, `{listen}`, `{folder}` and `{address}`, which only the node knows.
+    Raise SettingsError if these keys cannot be used, or if anybody could get them out of Ray; other errors of
+    `_sent_keys` pass. In command lines stand `{reports}`, `{parent}`, `{listen}`, `{folder}` and `{address}`, which
+    only the node knows.
     """
     # Below the working directory if Ray has uploaded it.
     there = str if ray.get_runtime_context().runtime_env.get("working_dir") else _absolute
@@ -242,8 +244,8 @@ def _absolute(path: str | Path) -> str:
 def _sent_keys(ray: Any, options: argparse.Namespace, keys: str) -> Mapping[str, dict[str, str]]:
     """Return the files of keys to send to a coordinator and to a worker.
 
-    Raise SettingsError if they cannot be used, or would pass through a Ray that anybody can talk to; OSError if a file
-    cannot be read.
+    Raise SettingsError if they cannot be used, or would pass through a Ray that anybody can talk to, unless that is
+    allowed (`insecure`); OSError if a file cannot be read. Exceptions of Ray pass through.
     """
     folder = Path(options.job).parent / keys
     has_token = asks_for_token() and ray.get(ray.remote(asks_for_token).options(num_cpus=0).remote(), timeout=_PROBE_S)
@@ -259,7 +261,7 @@ def _sent_keys(ray: Any, options: argparse.Namespace, keys: str) -> Mapping[str,
 
 
 def _key_files(folder: Path, role: Literal["coordinator", "worker"]) -> dict[str, str]:
-    """Return the files of keys for a role, by name; raise SettingsError if they cannot be used."""
+    """Return the files of keys for a role, by name; raise SettingsError if unusable, OSError if one is unreadable."""
     ServerKeys.read(folder, role)  # a mistake is best reported here
     paths = (*(folder / name for name in _KEYS[role]), *sorted((folder / "allowed").rglob("*.key")))
     return {f"keys/{path.relative_to(folder)}": path.read_text("utf-8") for path in paths}
