@@ -168,7 +168,10 @@ class WorkersWanted:
     # --- what is looked at ---
 
     def _has_readers(self, pace: JobPace, now_s: float) -> bool:
-        """Return whether trainers are attached; without any for long, want one worker and forget what was learned."""
+        """Return whether trainers are attached; without any for long, want one worker and forget what was learned.
+
+        When trainers come after that, the number is not known again.
+        """
         if pace.trainers:
             # What those who come now need is not known yet.
             self.wanted = None if self._is_forgotten else self.wanted
@@ -319,7 +322,8 @@ class WorkersWanted:
     def _judge_up(self, step: _UnjudgedStep, means: PaceMeans, now_s: float) -> None:
         """Keep a step up, take it back, or wait for more to judge it by.
 
-        As long as only some of its workers are there it can fail, but not succeed.
+        It is kept once trainers do not wait any more. Until then, while only some of its workers are there, it can fail
+        but not succeed, and without any of them it is not judged.
         """
         if means.waited < _SHORT:
             self._step = None

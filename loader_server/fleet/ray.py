@@ -169,8 +169,8 @@ def _refuse_placing(ray: Any, placing: dict[str, Any]) -> None:
 def _deadline(address: str) -> Iterator[None]:
     """Connect to Ray in the block; raise LostError for its ConnectionError, or if nothing listens at a HOST:PORT.
 
-    Ray itself would try for minutes, in which Ctrl-C does nothing. So if what listens there is no Ray, this process
-    ends after 60 s with that error, without leaving the block: nothing is started yet.
+    Ray itself would try for minutes, in which Ctrl-C does nothing. So if an address is given, other than "local", and
+    connecting takes over 60 s, this process prints that error and ends, without leaving the block.
     """
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in address:

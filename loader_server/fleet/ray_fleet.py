@@ -108,7 +108,7 @@ class RayFleet:
         del self._workers[size:]
 
     def _start(self, role: str, **placing: Any) -> _Actor:
-        """Start an actor; raise SettingsError if its name is taken, or its orders are too large."""
+        """Start and return an actor; raise SettingsError if its name is taken, or its orders are too large."""
         text = json.dumps(self._orders[role])
         require(
             len(text.encode()) <= MOST_ARGUMENT_BYTES,

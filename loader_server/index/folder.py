@@ -116,7 +116,7 @@ class Index:
         return chain.bound(self.fields)
 
     def refuse_other_source(self, source: str, settings: Any) -> None:
-        """Raise a DataError if the stream's source settings have changed since the index was made."""
+        """Raise a DataError if the index was made with another source, or another value of a setting that counts."""
         # Through JSON, as the index's settings went: tuples have become lists there.
         wanted = json.loads(json.dumps({"source": source, **settings_that_count(settings)}))
         indexed = {"source": self.meta.source, **self.meta.settings}

@@ -286,7 +286,10 @@ class ElasticWorld:
         return self.take_news()
 
     def tick(self, room: int, now_s: float) -> list[Instruction]:
-        """Drop silent members and joiners, and begin the next world if it is due; return the instructions."""
+        """Drop silent members and joiners, and begin the next world if it is due; return the instructions.
+
+        A silent member, or a newcomer that has waited for long enough and has room, ends the world that trains.
+        """
         # After a restart nobody has been heard yet, so a member's time of silence begins with the first tick
         # (`setdefault`).
         gone_s = now_s - GONE_AFTER * self._timeout_s

@@ -242,7 +242,7 @@ class Queues:
             table.call_all()
 
     def _turn_away(self, outcomes: m.Outcomes) -> m.Leases:
-        """Take back the leases of a trainer whose book is lost; return an answer without leases.
+        """Take back a trainer's leases of this kind of work, as its book is lost; return an answer without leases.
 
         The trainer learns of the loss from the mark in the answer.
         """
