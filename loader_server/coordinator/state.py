@@ -106,7 +106,7 @@ class CoordinatorState:
         self.counts = Counts()
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Process an event; return what is to be done now, in order; KeyErrors of `Graphs` for a wrong stream pass."""
+        """Process an event; return what to do now, in order, nothing for other messages; KeyErrors of `Graphs` pass."""
         self.queues.take_up(now_s)
         self._rules.begin(self._streams, now_s)
         match event:
