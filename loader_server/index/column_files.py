@@ -233,7 +233,7 @@ def shown_bad_rows(columns: Path) -> str:
 
 
 def _once_each(rows: Iterable[BadRow]) -> Iterator[str]:
-    """Yield each detail once, as a text with the first row that has it and the number of further rows alike."""
+    """Yield each detail once, as a string with the first row that has it and the number of further rows alike."""
     alike: dict[tuple[str, str], list[BadRow]] = {}
     for row in rows:
         alike.setdefault((row.reason, _without_place(row)), []).append(row)
