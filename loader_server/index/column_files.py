@@ -89,10 +89,7 @@ class ColumnWriter(_Appended):
             self._write_header()
 
     def append(self, values: Iterable[int] | NDArray[np.integer]) -> None:
-        """Write values after those there; raise OSError if the disk fails, OverflowError for an int that is too large.
-
-        Too large numbers of an array wrap around.
-        """
+        """Append values; raise OSError if the disk fails, OverflowError for too large ones (those of arrays wrap)."""
         array = np.asarray(values if isinstance(values, np.ndarray) else list(values), self._dtype)
         self._file.write(array.tobytes())
         self._length += len(array)
