@@ -37,8 +37,8 @@ class PaceMeter:
     ) -> JobPace:
         """Return what was done since the last look; workers that never beat or not since `since_s` are not there.
 
-        What a trainer read before the first look at it does not count, nor does a stream for evaluation while another
-        has trainers. All numbers are 0 if there is nobody.
+        What a trainer read before the first look at it does not count, nor does a stream for evaluation while one for
+        training has trainers. All numbers are 0 if there is nobody.
         """
         there = [worker for worker in workers if worker.beat is not None and worker.heard_s >= since_s]
         counted = [stream for stream in streams if stream.trainers]
@@ -55,7 +55,7 @@ class PaceMeter:
         )
 
     def _take_read(self, streams: list[StreamTrainers], now_s: float) -> Iterator[int]:
-        """Yield how many batches each trainer has read since the last look, and remember what it has read now."""
+        """Yield how many batches each trainer has read since the last look, 0 at its first; remember what it has."""
         before, active_s = self._read, self._active_s
         self._read, self._active_s = {}, {}
         for stream in streams:
@@ -68,7 +68,7 @@ class PaceMeter:
                 yield new
 
     def _waits(self, stream: StreamTrainers, now_s: float) -> list[float]:
-        """Return the share of waiting of each trainer that reads, in lockstep the largest for each; maybe none."""
+        """Return the share of waiting of each trainer that reads; if they train in lockstep, the largest for each."""
         reading = [
             trainer
             for incarnation, trainer in stream.trainers.items()

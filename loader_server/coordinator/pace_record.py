@@ -105,7 +105,7 @@ class PaceRecord:
             del self._times_s[: _MOST_ENTRIES // 2], self._sums[: _MOST_ENTRIES // 2]
 
     def waited(self, since_s: float, until_s: float) -> float:
-        """Return the share of waiting between two times, in seconds before the last entry; 0 if nothing is between."""
+        """Return the share of waiting between two times, in seconds before the last entry; 0 if no entry is between."""
         first, last = self._before(since_s), self._before(until_s)
         over_s = self._times_s[last] - self._times_s[first]
         return (self._sums[last][2] - self._sums[first][2]) / over_s if over_s > 0 else 0.0
@@ -134,5 +134,5 @@ class PaceRecord:
         )
 
     def _before(self, ago_s: float) -> int:
-        """Return the latest entry that is at least `ago_s` old; the first if none is."""
+        """Return the index of the latest entry that is at least `ago_s` old; 0, the first, if none is."""
         return max(0, bisect_right(self._times_s, self._times_s[-1] - ago_s + _ROUNDING_S) - 1)

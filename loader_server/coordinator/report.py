@@ -61,8 +61,8 @@ def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str,
 
     `read_epoch` and `read_number` are the position of the slowest rank, None without trainers. `waited_permille` is the
     share of the rank that waited longest, None if no rank has read yet. `batches` is None if the group is 0 or the
-    epoch's batches are not counted yet. Trainers are in the order of their ranks. In queue mode nobody has a rank or a
-    position, so these are None there, and the step of results as well.
+    epoch's batches are not counted yet. Trainers are in the order of their ranks. In queue mode rank, world, `number`
+    and read position of each trainer are None, and so are the stream's read position and step 0 of its results.
     """
     epoch, number = stream.trained
     trainers = sorted(stream.trainers.values(), key=lambda trainer: (trainer.attach.rank, trainer.attach.incarnation))
@@ -89,7 +89,7 @@ def stream_report(stream: StreamTrainers, group: int, now_s: float) -> dict[str,
 
 
 def _without_step(results: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return these results with None for step 0, under which trainers of unequal speed report what is of no step."""
+    """Return these results with None for step 0, under which queues report what is of no step; None for None."""
     return None if results is None else results | {"step": results["step"] or None}
 
 
@@ -189,8 +189,8 @@ class Comings:
     def look(self, report: Mapping[str, Any], now_s: float) -> list[_Line]:
         """Return the log lines, as event and fields, for what has changed since the last report; empty if nothing has.
 
-        A member that was logged less than 30 s ago gets no line now, but later a line with its number of changes. At
-        most 1000 lines are returned, and a last line that counts the others.
+        A member that was logged less than 30 s ago gets no line now, but later a line with its number of changes. Of
+        members there are at most 1000 lines, and one that counts the others; lines about waiting for data come last.
         """
         present = set(_members(report))
         changed = sorted(present ^ self._present, key=str)
@@ -248,6 +248,6 @@ def _members(report: Mapping[str, Any]) -> Iterator[_Member]:
 
 
 def _named(trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a line about a trainer of a report."""
+    """Return the fields of a line about a trainer of a report: its name, its rank unless that is None, and its run."""
     rank = {} if trainer["rank"] is None else {"rank": trainer["rank"]}
     return {"trainer": trainer["name"], **rank, "run": trainer["run"]}

@@ -92,7 +92,7 @@ def open_coordinator(job: JobFile, endpoint: str, keys: ServerKeys | None, *, ad
     """Return the coordinator of a job file, with journal and endpoint file in the job's state folder.
 
     Raises SettingsError, DataError or MachineError if folder, journal, data, endpoint or `advertise` cannot be used,
-    HeldError if another coordinator holds the journal, and OSError if a kept graph or journal file cannot be read.
+    HeldError if another coordinator holds the journal; OSErrors of reading files, other errors of making sources pass.
     """
     job.refuse_closed(job.state)
     journal = Journal(job.state / "journal.sqlite")
@@ -189,7 +189,7 @@ class Coordinator:
     def keep_files(self, job: JobFile, make_view: Callable[[Stream], View], advertise: str = "") -> None:
         """Keep the job's bundle, endpoint file and sent graphs from now on; to be called once.
 
-        The endpoint file names the host `advertise`, if given; raise SettingsError if nobody could connect to that.
+        The endpoint file names the host `advertise`, if given. SettingsError and OSError of `EndpointWriter` pass.
         """
         sent = [name for name in job.accepting if name in self.streams]
         self._bundle = BundleKeeper(job, self._waker.wake, sent)
@@ -204,7 +204,7 @@ class Coordinator:
     def run(self, on_report: Callable[[Mapping[str, Any]], None] = lambda _report: None) -> None:
         """Serve until stopped, calling `on_report` with the report at each tick; then close everything.
 
-        An ordered end is first announced, up to 1 s long. Errors of `on_report`, OSErrors of the journal's files pass.
+        An ordered end is first announced, up to 1 s long. Errors of `on_report`, and OSErrors of files, pass.
         """
         poller = zmq.Poller()
         for socket in (self._router, *self.doors.monitors()):
@@ -235,7 +235,7 @@ class Coordinator:
             self._close()
 
     def _tick(self, now_s: float) -> list[Instruction]:
-        """Look at the journal (OSErrors pass), judge silence, log who comes and goes, renew report; return orders."""
+        """Look at journal, endpoint file (OSErrors pass) and silence, log changes, renew report; return the orders."""
         instructions: list[Instruction] = []
         # Waiting facts are tried again. While that fails no lease may expire, as that fact would be lost too.
         if not self.writer.write(()):
@@ -313,7 +313,7 @@ class Coordinator:
         return instructions + self._answer_status(now_s)
 
     def _hear(self, identity: zmq.Frame, frames: list[zmq.Frame], now_s: float) -> list[Instruction]:
-        """Return the orders for a message, maybe a refusal; none for garbage, another release, and what is put off."""
+        """Return a message's orders, maybe a refusal; none if garbage, of another release (refused here) or put off."""
         peer = identity.bytes
         try:
             message = decode(frames[0].buffer if frames else b"")
@@ -439,7 +439,7 @@ class Coordinator:
         return bool(self._giving) and self._bundle is not None and self._bundle.is_ready
 
     def _give_pieces(self) -> None:
-        """Send hosts due pieces of the bundle, or refusals of missing ones, once it is ready; last in a turn."""
+        """Send due pieces of the bundle, or refusals of missing ones, once it is ready; OSErrors of reading pass."""
         if self._bundle is None or not self._can_give():
             return
         for peer, wanted in self._giving.take_due(self._pieces.held, self._pieces.total):

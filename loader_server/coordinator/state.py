@@ -106,7 +106,7 @@ class CoordinatorState:
         self.counts = Counts()
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
-        """Process an event; return what is to be done now, in order. Messages that are not for us are ignored."""
+        """Process an event; return what to do now, in order, nothing for other messages; KeyErrors of `Graphs` pass."""
         self.queues.take_up(now_s)
         self._rules.begin(self._streams, now_s)
         match event:
@@ -277,7 +277,7 @@ class CoordinatorState:
         return [*self.ending.greet(peer, stream), *failing]
 
     def _take_over(self, stream: StreamTrainers, attach: m.Attach) -> None:
-        """Tell the present holders of its ranks to stop, and record the new holder, so that they cannot come back."""
+        """Remove the present holders of its ranks, tell them to stop, and record the new one: they cannot come back."""
         # The order is a fact of the same turn: the older one must not come back to a coordinator that was restarted.
         ranks = range(attach.rank, attach.rank + attach.replicas)
         for rank in ranks:
@@ -469,7 +469,7 @@ class CoordinatorState:
         self._out.append(Send(peer, m.Status(report=text_of(self.report(now_s)))))
 
     def report(self, now_s: float) -> dict[str, Any]:
-        """Return the full status report: job, streams, workers, failures, convictions, end, journal and counters."""
+        """Return the full report: job, streams, workers, number wanted, failing, culprits, end, journal, counters."""
         return {
             "job": self._settings.job,
             "streams": {name: self._stream_report(name, stream, now_s) for name, stream in self._streams.items()},

@@ -152,7 +152,7 @@ class Workers:
     def note_refused(self, register: m.Register) -> bool:
         """Record that a worker would build other bytes; return whether to log it, as the worker keeps asking.
 
-        Return False if the worker of this name was last refused with the same fingerprint.
+        Return False if the worker of this name was last refused with the same fingerprint, as far as is remembered.
         """
         if self._refused.get(register.worker) == register.builder:
             return False

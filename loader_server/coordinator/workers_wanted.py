@@ -156,8 +156,8 @@ class WorkersWanted:
     def look(self, pace: JobPace, now_s: float) -> int | None:
         """Take in what happened since the last look, and return how many workers are wanted now, at least 1.
 
-        Return None while nothing is known: until the first trainers, or those that came when nobody had been there for
-        long, have read for some seconds.
+        Return 1 once no trainer was there for long, and None while nothing is known: for the first seconds, and until
+        trainers, the first or those that come after so long, have read for some seconds.
         """
         over_s, self._looked_s = now_s - (now_s if self._looked_s is None else self._looked_s), now_s
         if self._has_readers(pace, now_s) and over_s > 0:
@@ -168,7 +168,10 @@ class WorkersWanted:
     # --- what is looked at ---
 
     def _has_readers(self, pace: JobPace, now_s: float) -> bool:
-        """Return whether trainers are attached; without any for long, want one worker and forget what was learned."""
+        """Return whether trainers are attached; without any for long, want one worker and forget what was learned.
+
+        When trainers come after that, the number is not known again.
+        """
         if pace.trainers:
             # What those who come now need is not known yet.
             self.wanted = None if self._is_forgotten else self.wanted
@@ -319,7 +322,8 @@ class WorkersWanted:
     def _judge_up(self, step: _UnjudgedStep, means: PaceMeans, now_s: float) -> None:
         """Keep a step up, take it back, or wait for more to judge it by.
 
-        As long as only some of its workers are there it can fail, but not succeed.
+        It is kept once trainers do not wait any more. Until then, while only some of its workers are there, it can fail
+        but not succeed, and without any of them it is not judged.
         """
         if means.waited < _SHORT:
             self._step = None
@@ -371,7 +375,7 @@ class WorkersWanted:
                 self._step = _UnjudgedStep(before, self.wanted, means)
 
     def _judge_down(self, step: _UnjudgedStep, means: PaceMeans, now_s: float) -> None:
-        """Keep a step down, or take it back; it is kept at last if its workers stay."""
+        """Keep a step down, take it back, or wait for more to judge it by; it is kept at last if its workers stay."""
         if self._workers > step.wanted:
             self._step = None if self._clock_s - self._down_s >= _NEXT_S else step
             return

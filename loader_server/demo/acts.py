@@ -79,6 +79,7 @@ def run(options: argparse.Namespace, nursery: Nursery) -> int:
     Raise SettingsError if the trainer's packages are missing or the folder has a corpus of another size, DataError if
     it holds something else, TrainerError if the trainer fails, or what keeps the job from being indexed or served.
     Raise IndexError if not one epoch was trained, and OSError or an error of soundfile if no corpus can be written.
+    Other errors of `Training.follow` pass through.
     """
     _check_trainer()
     # The demo prints its story; the processes' own logs appear only if they are asked for.

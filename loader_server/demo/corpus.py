@@ -83,8 +83,8 @@ def make_corpus(
     """Make the folder with clips, `train.csv`, `dev.csv` and `job.toml`, completely or not at all.
 
     Return the corpus's facts. Raise a DataError if the folder holds anything already, or something else is in its
-    place. Errors of writing and of `progress` pass through, and leave nothing. `job` is what the job file gets,
-    `progress` is called with done and total.
+    place. Errors of writing and of `progress` pass through, and leave no corpus. `job` is what the job file gets,
+    `progress` is called with done and total. Begun folders that other demos of this name left are removed.
     """
     _refuse_foreign(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ def _tones(
 
 
 def _loudness(chances: _Chances, length: int) -> NDArray[np.float64]:
-    """Return slow rises and falls by a factor of about two, with a new target every half second."""
+    """Return factors from 0.5 to below 1.5 that rise and fall slowly, with a new target every half second."""
     every = RATE // 2
     aims = 0.5 + chances.uniform(length // every + 2)
     loudness: NDArray[np.float64] = np.interp(np.arange(length) / every, np.arange(len(aims)), aims)

@@ -26,7 +26,7 @@ class Story:
         self.console = Console(highlight=False, soft_wrap=True)
 
     def act(self, number: int, title: str, text: str) -> None:
-        """Print the first line of an act, its number and title in bold; wrap it if it is too long."""
+        """Print the first lines of an act, wrapped, number and title in bold; from act 2 on after an empty line."""
         head, *others = self._lines(f"{number}  {title}  {text}")
         self.console.print(
             Text.assemble("\n" if number > 1 else "", (head[: len(title) + 3], "bold"), head[len(title) + 3 :])
@@ -40,7 +40,7 @@ class Story:
             self.console.print(Text(line, style))
 
     def _lines(self, text: str) -> list[str]:
-        """Wrap text to a width that is easy to read; words are never broken, so that commands can be copied."""
+        """Return lines of at most 100 columns, or a terminal's; no word is broken, so that commands can be copied."""
         width = min(_WIDTH, self.console.width) if self.console.is_terminal else _WIDTH
         return textwrap.wrap(text, width, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
 

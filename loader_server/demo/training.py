@@ -150,7 +150,8 @@ class Training:
         """Handle events until the trainer is done; raise a TrainerError if it fails.
 
         Print a line if it has trained for fewer epochs than it was asked for. Raise KeyError for an event of an unknown
-        kind, ValueError or TypeError for a malformed one, and IndexError if there is no worker to kill.
+        kind or without a field, ValueError or TypeError for a malformed one, and IndexError if there is no worker to
+        kill. Errors of making the plan's batches pass.
         """
         handlers = {"connected": self._on_connected, "step": self._on_step, "epoch": self._on_epoch}
         with self._bar:

@@ -103,8 +103,8 @@ class SampleStore:
     def put(self, sample: int, identity: str, blob: bytes) -> None:
         """Keep a blob, unless the store is full, the blob is larger than a segment, or there is no room for a segment.
 
-        Raise a MachineError if there is a link in the place of a file; raise an OSError if the blob cannot be written,
-        or unless the disk is full or closed to us, which marks the store as full.
+        Raise a MachineError if there is a link in the place of a file, and an OSError if the blob cannot be written, or
+        its segment or entry for another reason than a disk that is full or closed, which marks the store as full.
         """
         if self._is_full or len(blob) > self._segment_bytes:
             return
@@ -120,7 +120,7 @@ class SampleStore:
                 os.pwrite(self._table, entry.tobytes(), sample * _ENTRY.itemsize)
 
     def close(self) -> None:
-        """Close the files and give back the unused rest of the segment; closing again does nothing."""
+        """Close the files and give back the segment's unused rest (OSErrors pass); closing again does nothing."""
         # A second close could hit descriptors that other files have got since.
         if self._mapped.closed:
             return
@@ -213,7 +213,7 @@ class SampleStore:
 
     @contextlib.contextmanager
     def _noticing_a_full_disk(self) -> Iterator[None]:
-        """Stop keeping samples, with a warning, if the disk is full or closed to us; raise other errors again."""
+        """Stop keeping samples, with a warning, if the disk is full or closed to us; pass on other errors."""
         try:
             yield
         except OSError as error:
@@ -243,7 +243,7 @@ def _cut(path: Path, handle: int, nbytes: int) -> None:
 def _remove_unused(store: str) -> bool:
     """Remove a store, and return whether that was possible: it is not if a process has the store open.
 
-    Raise an OSError if its table cannot be opened or locked.
+    Raise an OSError if its table cannot be opened or locked; ignore files that cannot be removed.
     """
     # Without a table its maker was killed between making the folder and the table.
     with contextlib.suppress(FileNotFoundError), (Path(store) / _TABLE).open("rb") as table:

@@ -62,7 +62,8 @@ def bundle_files(job: JobFile) -> Iterator[tuple[str, Path]]:
 def bundle_nbytes(job: JobFile) -> int | None:
     """Return how many bytes a joining host fetches; None if a file of the bundle is missing or cannot be read.
 
-    That is so before indexing, for instance, or if the settings of a transform do not fit.
+    That is so before indexing, for instance, or if the settings of a transform do not fit. Other errors of `own_files`
+    pass through.
     """
     try:
         return sum(path.stat().st_size for _, path in bundle_files(job))
@@ -125,7 +126,7 @@ class Bundle:
     """A job's files, hashed and open, with their manifest.
 
     Making it raises DataError if an index is missing or damaged, SettingsError if the settings of a transform do not
-    fit, or OSError if a file cannot be read.
+    fit, or OSError if a file cannot be read; other errors of `bundle_files` pass through.
     """
 
     def __init__(self, job: JobFile) -> None:
@@ -211,7 +212,7 @@ class BundleKeeper:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether pieces can be sent; asking starts the work, so the first answer is False."""
+        """Return whether pieces can be sent, as it was before asking, which starts the work that there is."""
         # Taken before the work begins, so that the first to ask always hears no, however fast the thread is.
         is_ready = self._bundle is not None
         self._begin()

@@ -41,7 +41,7 @@ _LONGEST_PART = 255
 
 
 def sha256(content: bytes | memoryview) -> bytes:
-    """Return the SHA-256 digest of these bytes, 32 bytes of its own."""
+    """Return the SHA-256 digest of these bytes, as 32 bytes and not in hexadecimal."""
     return hashlib.sha256(content).digest()
 
 
@@ -139,7 +139,7 @@ class Manifest:
         return frozenset(file.name for file in self.files if file.name.startswith(f"{folder}/"))
 
     def without(self, names: frozenset[str]) -> Manifest:
-        """Return the manifest of a bundle that lacks these files."""
+        """Return the manifest of a bundle that lacks the files of these names; its other fields stay as they are."""
         return dataclasses.replace(self, files=tuple(file for file in self.files if file.name not in names))
 
     @property
@@ -160,7 +160,7 @@ class Manifest:
     def offset_of(self, file: BundleFile) -> int:
         """Return where one of its files begins, counted from the manifest's first byte.
 
-        Raise KeyError for a file of another bundle.
+        Raise KeyError for a file whose name the bundle lacks.
         """
         return self._begins[file.name]
 

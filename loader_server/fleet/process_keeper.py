@@ -102,7 +102,7 @@ class _KeptProcess:
         self._report(folder=str(folder))
 
     def keep(self, orders: dict[str, Any]) -> None:
-        """Run the commands one by one, and keep the last one running, until the owner or the job ends."""
+        """Run commands one by one, each again until its exit code is 0, the last for ever, until owner or job ends."""
         if self._has_owner_ended(None):  # its first line has the files without which nothing can start
             return
         commands, pause_s, served = list(orders["commands"]), _FIRST_PAUSE_S, self._folder / LISTEN_FILE
@@ -129,7 +129,7 @@ class _KeptProcess:
         """Run a command line, with what only this process knows in place of the names in braces.
 
         Return its exit code, or None if the owner has ended before: then the child is ended in good order, or killed
-        after 12 s.
+        after 12 s. Raise OSError if it cannot be started, or a file of the owner's cannot be written.
         """
         known = {"folder": self._folder, "parent": os.getpid(), "reports": self._reports, "listen": listen}
         for name, value in known.items():
@@ -154,7 +154,7 @@ class _KeptProcess:
     def _has_owner_ended(self, wait_s: float | None, *others: int) -> bool:
         """Wait for the owner, or until another descriptor is ready; write the files that the owner sends.
 
-        Return whether the owner has ended.
+        Return whether the owner has ended; False if nothing came in time. OSErrors of writing pass.
         """
         if 0 not in select.select([0, *others], [], [], wait_s)[0]:
             return False

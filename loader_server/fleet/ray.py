@@ -87,7 +87,7 @@ _JOINING = ("--state", "--data", "--index", "--accept-code")
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Serve the job until it ends or a signal comes, and return the exit code.
+    """Serve the job until it ends or a signal comes, and return 0.
 
     Raise SettingsError for a mistake in options, job file or keys, if Ray is not installed or has a job of this name
     already, if nobody could connect to the coordinator, or if keys would pass through an open Ray; LostError if no Ray
@@ -167,10 +167,10 @@ def _refuse_placing(ray: Any, placing: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _deadline(address: str) -> Iterator[None]:
-    """Connect to Ray in the block; raise LostError if that fails, or nothing listens at an address that is HOST:PORT.
+    """Connect to Ray in the block; raise LostError for its ConnectionError, or if nothing listens at a HOST:PORT.
 
-    Ray itself would try for minutes, in which Ctrl-C does nothing. So if what listens there is no Ray, this process
-    ends after 60 s with that error, without leaving the block: nothing is started yet.
+    Ray itself would try for minutes, in which Ctrl-C does nothing. So if an address is given, other than "local", and
+    connecting takes over 60 s, this process prints that error and ends, without leaving the block.
     """
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in address:

@@ -57,7 +57,7 @@ class NodeActor:
         threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
 
     def look(self, files: dict[str, str]) -> dict[str, Any]:
-        """Return what the process has reported; send it those of these files that are new to it."""
+        """Return what the process has reported, with the node's `address`; send it these files if one is new to it."""
         if not files.items() <= self._files.items():
             self._send(files)
         return dict(self._facts)

@@ -64,7 +64,8 @@ class RayFleet:
         """Hear all actors, and have as many workers as are wanted.
 
         Raise the error with which the coordinator cannot begin to serve, MachineError if Ray cannot run its actor, and
-        SettingsError if nobody could connect to its address, or a worker's orders are too large.
+        SettingsError if nobody could connect to its address, or a worker's orders are too large. A lost worker is
+        logged and dropped.
         """
         facts = self._coordinator.look()
         if self._coordinator.is_lost:
@@ -87,7 +88,10 @@ class RayFleet:
             self._log.warning("coordinator does not serve yet", reason=state)
 
     def _fill(self, wanted: int | None) -> None:
-        """Hear the workers, and start or end some, the newest first, until there are as many as wanted."""
+        """Hear the workers; start some, or end the newest, until as many are there as wanted, within the bounds.
+
+        Without a number wanted, as many as there are stay. Raise SettingsError if a worker's orders are too large.
+        """
         for worker in self._workers:
             worker.look(endpoint=f"{self.endpoint}\n")
         for worker in [worker for worker in self._workers if worker.is_lost]:
@@ -104,7 +108,7 @@ class RayFleet:
         del self._workers[size:]
 
     def _start(self, role: str, **placing: Any) -> _Actor:
-        """Start an actor; raise SettingsError if its name is taken, or its orders are too large."""
+        """Start and return an actor; raise SettingsError if its name is taken, or its orders are too large."""
         text = json.dumps(self._orders[role])
         require(
             len(text.encode()) <= MOST_ARGUMENT_BYTES,
@@ -124,7 +128,7 @@ class RayFleet:
             ) from error
 
     def close(self) -> None:
-        """End the workers, which drain, then the coordinator, and return; kill those that take longer than 16 s."""
+        """End workers, which drain, then the coordinator; kill what takes longer than 16 s or was never heard."""
         for group in (self._workers, [self._coordinator]):
             endings = [actor.handle.end.remote() for actor in group if actor.has_answered]
             if endings:
@@ -148,11 +152,14 @@ class _Actor:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether Ray does not start it again."""
+        """Return whether it counts as lost: Ray has called it dead five times since its last answer."""
         return self._failures >= _MOST_FAILURES
 
     def look(self, **files: str) -> dict[str, Any]:
-        """Return its last answer, empty while it has given none, and ask it again; it gets these files."""
+        """Return its last answer, empty before the first and after a failed call, which `problem` then names.
+
+        Ask it again, with these files, unless a call is still under way.
+        """
         if self._asked is not None:
             if not self._ray.wait([self._asked], timeout=0)[0]:
                 return self._facts

@@ -89,7 +89,7 @@ class ColumnWriter(_Appended):
             self._write_header()
 
     def append(self, values: Iterable[int] | NDArray[np.integer]) -> None:
-        """Write values after those already there; raise OSError if the disk fails, OverflowError for too large ones."""
+        """Append values; raise OSError if the disk fails, OverflowError for too large ones (those of arrays wrap)."""
         array = np.asarray(values if isinstance(values, np.ndarray) else list(values), self._dtype)
         self._file.write(array.tobytes())
         self._length += len(array)
@@ -221,16 +221,16 @@ def first_bad_rows(columns: Path, most: int) -> tuple[BadRow, ...]:
 
 
 def shown_bad_rows(columns: Path) -> str:
-    """Return the first bad rows for an error: each detail once, with its count, and the first row that has it.
+    """Return the first ten bad rows for an error: each detail once, with its count, and the first row that has it.
 
-    Return "" if there are none; details count as the same if they differ only in paths and numbers. Raise an
-    OSError if the list cannot be read, and a ValueError or TypeError if it is damaged.
+    Return "" if there are none; details of one reason count as the same if they differ only in paths and numbers. Raise
+    an OSError if the list cannot be read, and a ValueError or TypeError if it is damaged.
     """
     return "; ".join(_once_each(first_bad_rows(columns, _SHOWN)))
 
 
 def _once_each(rows: Iterable[BadRow]) -> Iterator[str]:
-    """Yield each detail once, with the first row that has it and the number of further rows alike."""
+    """Yield each detail once, as a string with the first row that has it and the number of further rows alike."""
     alike: dict[tuple[str, str], list[BadRow]] = {}
     for row in rows:
         alike.setdefault((row.reason, _without_place(row)), []).append(row)
@@ -241,6 +241,6 @@ def _once_each(rows: Iterable[BadRow]) -> Iterator[str]:
 
 
 def _without_place(row: BadRow) -> str:
-    """Return a row's detail without paths and numbers, so that rows with the same fault compare equal."""
+    """Return a row's detail without words that have a slash or a digit, so that rows with one fault compare equal."""
     words = row.detail.split()
     return " ".join(word for word in words if "/" not in word and not any(letter.isdigit() for letter in word))

@@ -125,7 +125,7 @@ class Draft:
     def _append(self, part: Probed) -> None:
         """Append a piece that has rows; raise a DataError if its fields differ, or if there are too many columns.
 
-        Raise an OSError if the disk is full, or fails. UnicodeEncodeError of `append` passes through.
+        Raise an OSError if the disk is full, or fails. Other errors of the columns' `append` pass through.
         """
         found = part.found
         if not self.journal.samples:

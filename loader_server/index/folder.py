@@ -98,7 +98,7 @@ class Index:
         return self.meta.samples
 
     def measured_lengths(self, chain: Chain) -> Mapping[str, NDArray[np.int64]]:
-        """Return the length of every padded field that a chain makes.
+        """Return the lengths of all samples, by key, that were measured for padded fields; none if all are declared.
 
         Raise a DataError if the lengths were measured with another chain.
         """
@@ -106,7 +106,7 @@ class Index:
         return self.measured
 
     def bound(self, chain: Chain) -> Chain:
-        """Return the chain with its fields: as declared, or as found while indexing.
+        """Return the chain as it is if all its fields are declared, or a copy with those found while indexing.
 
         Raise a DataError if the fields were found with another chain.
         """
@@ -116,7 +116,7 @@ class Index:
         return chain.bound(self.fields)
 
     def refuse_other_source(self, source: str, settings: Any) -> None:
-        """Raise a DataError if the stream's source settings have changed since the index was made."""
+        """Raise a DataError if the index was made with another source, or another value of a setting that counts."""
         # Through JSON, as the index's settings went: tuples have become lists there.
         wanted = json.loads(json.dumps({"source": source, **settings_that_count(settings)}))
         indexed = {"source": self.meta.source, **self.meta.settings}
@@ -128,7 +128,7 @@ class Index:
         )
 
     def refuse_lacking(self, columns: frozenset[str]) -> None:
-        """Raise a DataError if the index was made before these columns were kept; one without samples passes."""
+        """Raise a DataError if the index lacks one of these columns of numbers; an index without samples passes."""
         lacking = sorted(columns - set(self.meta.numbers))
         self._refuse_unless(
             not lacking or not self.samples,
@@ -185,7 +185,10 @@ def _listed(settings: Mapping[str, Any]) -> str:
 
 
 def open_index(folder: Path) -> Index:
-    """Return the open index of a folder; raise a DataError if there is none, or one of another format, or damaged."""
+    """Return the open index of a folder; raise a DataError if there is none, or one of another format, or damaged.
+
+    An EOFError for an empty column, and errors of `fields_in`, pass through.
+    """
     meta = read_meta(folder)
     columns = folder / meta.folder
     try:

@@ -118,8 +118,8 @@ class ElasticWorld:
 
         Refused are a spare of a run that has ended, a least world larger than `room`, which is how many ranks a world
         may have, and limits other than those of the others. A member that joins with another incarnation ends the world
-        that trains. A request older than the trainer's last gets no answer. The answers for others are returned too if
-        the next world begins.
+        that trains. A request that is not refused, but older than the trainer's last, gets no answer. What others are
+        to hear, and the fact of a world that begins, are returned too.
         """
         answer = self._answer_without_a_place(join, room, now_s)
         if answer is not None:
@@ -267,7 +267,7 @@ class ElasticWorld:
         return self.take_news()
 
     def _leave(self, member: WorldMember, reason: str, now_s: float, *, back_s: float) -> None:
-        """End the member's world, if it trains, and wait for the member to join again for at most `back_s`."""
+        """End the member's world, if it trains; wait for the member for at most `back_s` to join again, not if 0."""
         if self.stage is WorldStage.TRAINING:
             self._end(reason, now_s)
         until_s = self._awaited_s.pop(member.incarnation, 0.0)
@@ -286,7 +286,10 @@ class ElasticWorld:
         return self.take_news()
 
     def tick(self, room: int, now_s: float) -> list[Instruction]:
-        """Drop silent members and joiners, and begin the next world if it is due; return the instructions."""
+        """Drop silent members and joiners, and begin the next world if it is due; return the instructions.
+
+        A silent member, or a newcomer that has waited for long enough and has room, ends the world that trains.
+        """
         # After a restart nobody has been heard yet, so a member's time of silence begins with the first tick
         # (`setdefault`).
         gone_s = now_s - GONE_AFTER * self._timeout_s
@@ -407,7 +410,7 @@ class ElasticWorld:
     # --- for people ---
 
     def report(self, now_s: float) -> dict[str, Any]:
-        """Return the world's stage, version, limits and changes, its members, and who waits or leaves, for people."""
+        """Return stage, version, limits, members while it trains, who waits or leaves, why it last ended, changes."""
         return {
             "stage": self.stage.value,
             "version": self.version,

@@ -105,7 +105,7 @@ class Queues:
     def recover(self, fact: LeaseFact | BookAdvanced) -> None:
         """Apply a fact from the journal; facts of streams that are no longer queues are dropped.
 
-        Raise a KeyError for a stream that the job does not have.
+        Raise a KeyError for a stream that the job does not have, or as `LeaseTable.recover` does.
         """
         if isinstance(fact, BookAdvanced):
             self._book.recover(fact)
@@ -142,9 +142,9 @@ class Queues:
     def admit(self, attach: m.Attach) -> m.NotAttached | m.Wait | tuple[Cursor, int]:
         """Return where a trainer of a stream in queue mode starts: the first unsettled epoch and its count of batches.
 
-        Rewinds the table to the trainer's checkpoint if it brings one. The first request to evaluate begins a partly
-        evaluated epoch anew if no trainer is at it. Returns a refusal if the request does not fit a queue or its
-        done-set does not fit the plan, or a wait while batches are counted.
+        Rewinds the table to the trainer's checkpoint if it brings one, once a request. The first request to evaluate
+        begins a partly evaluated epoch anew if no trainer is at it. Returns a refusal if the request does not fit a
+        queue or its done-set does not fit the plan, or a wait while batches are counted.
         """
         stream = self._streams[attach.stream]
         work = attach.work or stream.usual_work
@@ -242,7 +242,7 @@ class Queues:
             table.call_all()
 
     def _turn_away(self, outcomes: m.Outcomes) -> m.Leases:
-        """Take back the leases of a trainer whose book is lost; return an answer without leases.
+        """Take back a trainer's leases of this kind of work, as its book is lost; return an answer without leases.
 
         The trainer learns of the loss from the mark in the answer.
         """
@@ -306,7 +306,7 @@ class Queues:
         yield from warnings
 
     def _about(self, stream: str, incarnation: int) -> dict[str, object]:
-        """Return the fields of a line about a trainer; one that is not attached any more has its run alone."""
+        """Return the fields of a line about a trainer: stream and run and, if it is attached, its name."""
         trainer = self._streams[stream].trainers.get(incarnation)
         if trainer is None:
             return {"stream": stream, "run": run_name(incarnation)}
@@ -370,8 +370,9 @@ _COUNTED = ("failed", "expired", "returned", "late", "unknown")
 def _report(tables: list[LeaseTable]) -> dict[str, Any]:
     """Return the state of one kind of work, over several tables if each evaluation has its own.
 
-    Generation and epoch are of the first table. All counts are sums over the epochs under way, or over the last one if
-    none is; `epochs` has the first and the last of these. At most 100 given-up batches are listed.
+    Generation and epoch are of the first table. Open, leased and done are sums over the epochs under way, or over the
+    last one if none is, and `epochs` has the first and the last of these; the other counts are since the process
+    started. At most 100 given-up batches are listed.
     """
     epochs = [epoch for table in tables for epoch in table.epochs.values()]
     numbers = [at for table in tables for at in table.epochs] or [tables[0].unsettled()]

@@ -144,8 +144,9 @@ class StreamResults:
 
         A report that is in the latest aggregate or agreement already is answered with that again; a rank that reports
         again otherwise replaces its earlier part. Until all ranks have reported, only the sender gets an answer (not
-        whole); then everybody does. In queue mode `world` is None, and each report is answered at once: with the sum of
-        all parts of its epoch and step, or with itself alone if it is of a named evaluation.
+        whole); then everybody does. In queue mode `world` is None, and each report is answered at once: with all parts
+        of its epoch and step (of at most 4096 trainers), which is not kept if newer results are there, or with itself
+        alone if it is of a named evaluation.
         """
         # A rank that was restarted asks again, although the others have had their answer and gone on.
         for kept in (self.latest, *self._agreed.values()):
@@ -238,7 +239,7 @@ class StreamResults:
     def _after_latest(self, kept: ResultsKept) -> ResultsKept:
         """Return the aggregate; if it has no values, as at the end of a run, then with those of the latest results.
 
-        It also gets their rows and reports then. An agreement of ranks is returned as it is.
+        It also gets their rows then, and their reports before its own. An agreement of ranks is returned as it is.
         """
         latest = self.latest
         if kept.aside or kept.values or latest is None:
@@ -337,7 +338,7 @@ def _summed(states: list[bytes]) -> bytes:
 
 
 def _mean(weighted: list[tuple[int, float | None]]) -> float | None:
-    """Return the mean, weighted by rows; None without rows, if a part with rows has no number, or on overflow."""
+    """Return the mean, weighted by rows; None without rows, if a part with rows has no number, or if not finite."""
     total, rows = 0.0, 0
     for weight, value in weighted:
         if weight and value is None:

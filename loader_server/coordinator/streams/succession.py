@@ -56,7 +56,7 @@ class Succession:
     def after(
         self, incarnation: int, ranks: range, shown: int | None = None
     ) -> Iterator[tuple[int, tuple[int, ...], int]]:
-        """Yield the ranks whose order changes, with order and tenure, when an incarnation takes exactly these ranks.
+        """Yield the ranks of which order or tenure changes, with both, when an incarnation takes exactly these ranks.
 
         It gives up all other ranks that it held. It keeps the tenure that it shows or, if it holds all of these ranks
         already, has; otherwise it gets the next one. Orders have the latest 16 incarnations. Nothing is changed here:

@@ -54,8 +54,8 @@ class Verifiers:
     def attach(self, peer: bytes, attach: m.Attach, now_s: float) -> m.Attached | m.NotAttached | m.Wait | None:
         """Admit a verifier, or return a refusal or a wait; None if the request is older than the last one.
 
-        Refused are another job, a stream that the job lacks, a cursor or group that does not fit the plan, and a stream
-        that is built shard by shard while a trainer is attached. It waits while the epoch's batches are counted.
+        Refused are another job, a stream that the job lacks, a cursor, group or world that does not fit the plan, and a
+        stream that is built shard by shard while a trainer is attached. It waits while the epoch's batches are counted.
         """
         known = self._attached.get(attach.incarnation)
         if known is not None and attach.serial < known.attach.serial:
