@@ -172,7 +172,7 @@ def busy_shares(job: JobTimes) -> dict[str, float]:
 def sentence(verdict: JobLimit) -> str:
     """Return the verdict as one line for people, with what would be gained; "gain unknown" if that is not known.
 
-    If nobody is the limit, or a worker without a name, nothing is said of gains.
+    If nobody is the limit, or a worker without a name, gains are left out.
     """
     if verdict.limit == "nobody":
         return "limit: nobody, no trainer reads"
