@@ -282,7 +282,7 @@ class Accounts:
 def split_wait(wait_s: float, build_s: float, *, in_slot: bool) -> tuple[float, float]:
     """Return how much of a wait was for building the batch, and how much for its transfer, in seconds.
 
-    Building gets at most `build_s`, the transfer the rest. A batch that was written in place has no transfer.
+    Building gets at most `build_s`, the transfer the rest; of a batch written in place (`in_slot`) building gets all.
     """
     build_wait_s = wait_s if in_slot else min(wait_s, build_s)
     return build_wait_s, wait_s - build_wait_s

@@ -263,7 +263,7 @@ def _is_utf8(name: str) -> bool:
 def refuse_no_tar(data: mmap.mmap | bytes, where: str) -> None:
     """Raise a DataError if the file does not even begin like a tar file, and name its compression if known.
 
-    A file that is cut short after a whole header passes, and so does damage behind the first member.
+    A file that is cut short after a whole header passes, and so does damage behind the first member that is no folder.
     """
     try:
         next(members_of(data), None)

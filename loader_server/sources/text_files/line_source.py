@@ -163,7 +163,10 @@ class LineSource(TextSource):
 
     @staticmethod
     def _columns_of(piece: LinePiece, lines: WholeLines, numbers: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        """Return file, line, offset, size and digest of the lines with these numbers in the piece, as index columns."""
+        """Return the index columns of the lines with these numbers: `file`, `line`, `offset`, `bytes` and `digest`.
+
+        Numbers count within the piece, and `bytes` is a line's size.
+        """
         return {
             "file": np.full(len(numbers), piece.file),
             "line": piece.line + numbers,
