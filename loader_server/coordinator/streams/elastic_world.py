@@ -239,9 +239,9 @@ class ElasticWorld:
     # --- while it trains ---
 
     def hear(self, peer: bytes, incarnation: int, now_s: float) -> m.WorldOver | None:
-        """Note that a member lives; return the news that its world is over, if it is and the member has not left it.
+        """Note that a member lives; return the news that its world is over, if it is and the member is waited for still.
 
-        Return None otherwise, and for a trainer that is no member.
+        Return None otherwise: it left for good, the wait for it is over, or the trainer is no member.
         """
         if self.member_of(incarnation) is None:
             return None

@@ -79,8 +79,8 @@ class TFRecordSource(FilesOfExamplesSource):
 
         Raise a DataError as well if there is no file, one is named twice or absent, or the records have no features; a
         ReadError if a file cannot be fetched, and an OSError if it cannot be opened. Raise a SettingsError for a named
-        feature that no record has, or if the library for checksums is missing. MachineError of `_blocks` passes
-        through.
+        feature that no record has, if a library (for checksums, or of a store) is missing, or if braces stand for too
+        many names. MachineError of `_blocks` passes through.
         """
         _ = self._checksum  # a missing library is reported now, not by the first process that probes
         total = sum(rows for path in self._paths for _, rows in self._blocks(path, _BLOCK_RECORDS))
