@@ -239,7 +239,7 @@ class ElasticWorld:
     # --- while it trains ---
 
     def hear(self, peer: bytes, incarnation: int, now_s: float) -> m.WorldOver | None:
-        """Note that a member lives; return the news that its world is over, if it is and the member is waited for still.
+        """Note that a member lives; return the news that its world is over, if it is and the member is still awaited.
 
         Return None otherwise: it left for good, the wait for it is over, or the trainer is no member.
         """
