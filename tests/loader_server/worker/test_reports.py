@@ -9,10 +9,11 @@ from typing import Any
 from loader_server.building.build_counts import BuildCounts, Built
 from loader_server.worker.reports import build_report, pushed_of
 from shared.wire.batch_layout import BucketShape
+from shared.wire.message_parts import Ticket
 
 
 def test_a_header_has_the_facts_of_the_batch_and_how_long_the_want_was_held() -> None:
-    want = SimpleNamespace(ticket=(3, 4), epoch=1, number=7, empty=False, in_slot=True)
+    want = SimpleNamespace(ticket=Ticket(3, 4), epoch=1, number=7, empty=False, in_slot=True)
     outcome: Any = SimpleNamespace(
         build=SimpleNamespace(want=want, accepted_s=time.monotonic() - 5.0),
         built=Built(rows=6, masked=2, digest=9, build_us=1000, reason="a.wav", reasons=(("bad", 2),)),
@@ -20,7 +21,7 @@ def test_a_header_has_the_facts_of_the_batch_and_how_long_the_want_was_held() ->
         payload=SimpleNamespace(nbytes=640),
     )
     header = pushed_of(outcome, waiting=11)
-    assert (header.ticket, header.epoch, header.number, header.nbytes, header.waiting) == ((3, 4), 1, 7, 640, 11)
+    assert (header.ticket, header.epoch, header.number, header.nbytes, header.waiting) == (Ticket(3, 4), 1, 7, 640, 11)
     assert (header.rows, header.masked, header.reason, header.build_us) == (6, 2, "a.wav", 1000)
     assert 5_000_000 <= header.held_us < 60_000_000
 

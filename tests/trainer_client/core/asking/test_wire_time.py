@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.lone_core import LoneCore, pushed
+from tests.support.lone_core import LoneCore, address, pushed
+from trainer_client.core import events as e
 from trainer_client.core.asking.wire_time import WireTime
 
 
@@ -44,3 +45,13 @@ def test_a_batch_in_shared_memory_was_on_no_wire():
     (ask,) = worker.asks.values()
     lone.core.stream.answers.receive(worker, pushed(want, held_us=0), None, ask.sent_s + 6.0)
     assert lone.core.stream.answers.wire.busy_s == 0
+
+
+def test_the_way_there_and_back_is_known_from_the_answer_to_hello():
+    lone = LoneCore()
+    lone.attach(address(1), batches=0)
+    lone.tell(e.ConnectionUp(lone.connection_id(1)))
+    lone.now_s += 0.25
+    lone.welcome(1, shared=False)
+    (worker,) = lone.core.stream.connections._workers.values()
+    assert worker.delay_s == pytest.approx(0.25, abs=0.02)
