@@ -1,4 +1,12 @@
-"""Stoker's loader side: sources, the planner, workers, the coordinator, the commands."""
+"""Stoker's loader side: sources, the planner, workers, the coordinator, the commands.
+
+`open` is for notebooks and tests: it opens a job, to look at its batches and samples without servers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import shared
 
@@ -8,4 +16,17 @@ if getattr(shared, "DISTRIBUTION", None) != "stoker":
         "Another folder of that name comes first on sys.path: rename it, or start from another directory."
     )
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from loader_server.commands.showing.opened_job import open_job as open  # noqa: A004 - like tarfile.open
+
+__all__ = ["open"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `open`, imported when it is first used: the commands have no use for it.
+
+    Raise AttributeError for any other name; errors of the import pass through.
+    """
+    if name == "open":
+        return import_module("loader_server.commands.showing.opened_job").open_job
+    raise AttributeError(f"module 'loader_server' has no attribute {name!r}")

@@ -125,6 +125,14 @@ class Stream:
         """Return the open sources, in the order of the job file."""
         return self._joined.opened
 
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Return a name for each part that `weights` may weigh: the file that its first sample is in.
+
+        Parts are the sources of the stream, or the files of a single source. What the source raises passes through.
+        """
+        return self._joined.part_names
+
     def _make_plan(self, job: JobFile, recipe: StreamRecipe, progress: Callable[[int, int], None] | None) -> Plan:
         joined, fields = self._joined, self.chain.fields
         joined.refuse_lacking(recipe.settings.length, self.chain)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from loader_server.job_file import JobFile
 
-__all__ = ["find_sample", "open_stream", "places_table", "run"]
+__all__ = ["find_sample", "open_stream", "places_table", "run", "sample_named"]
 
 #: Limit of names that are compared with an unknown one for a suggestion.
 _COMPARED = 20_000
@@ -109,8 +109,9 @@ def _facts(stream: Stream, group: int, epoch: int) -> dict[str, Any]:
             notes[title] = of_source
     if stream.unproved_code:
         notes.setdefault(stream.name, {})["native_code"] = stream.unproved_code
-    digest = {"digest": stream.digest}
-    return digest | plan_report.facts(stream.plan, group, epoch) | ({"notes": notes} if notes else {})
+    found = {"digest": stream.digest} | plan_report.facts(stream.plan, group, epoch)
+    mixture = plan_report.mixture(stream.plan, stream.part_names, epoch)
+    return found | ({"mixture": mixture} if mixture else {}) | ({"notes": notes} if notes else {})
 
 
 def _bundle_facts(job: JobFile) -> dict[str, Any]:
@@ -121,6 +122,14 @@ def _bundle_facts(job: JobFile) -> dict[str, Any]:
 
 def find_sample(stream: Stream, name: str, group: int, epoch: int) -> dict[str, Any]:
     """Return the places in an epoch of the first sample with this name, as `plan_report.find` does; maybe none.
+
+    Raises what `sample_named` raises.
+    """
+    return {"name": name} | plan_report.find(stream.plan, sample_named(stream, name), group, epoch)
+
+
+def sample_named(stream: Stream, name: str) -> int:
+    """Return the number of the first sample with this name.
 
     Raises SettingsError if there is no such sample; the nearest name is suggested. Errors of the source pass through.
     """
@@ -134,7 +143,7 @@ def find_sample(stream: Stream, name: str, group: int, epoch: int) -> dict[str, 
             where=f"index of {stream.name}",
             remedy=f'Names are as the source has them, such as "{source.name(0)}".',
         )
-    return {"name": name} | plan_report.find(stream.plan, sample, group, epoch)
+    return sample
 
 
 def places_table(answer: dict[str, Any]) -> Table:

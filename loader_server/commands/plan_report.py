@@ -18,7 +18,7 @@ from loader_server.planning.windows.fill import groups_needed, samples_taken
 from shared.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.figure import Figure
@@ -111,8 +111,29 @@ def _stage(plan: Plan, stage: PlanStage, group: int) -> Facts:
     }
 
 
+def mixture(plan: Plan, names: Sequence[str], epoch: int = 0) -> list[Facts]:
+    """Return what each source of a mixture gives to the pass of an epoch, by its name; [] without weights.
+
+    Raises ValueError unless there is a name for each source; errors of the plan pass through.
+    """
+    given = plan.mixed(epoch)
+    total = sum(source.given for source in given)
+    return [
+        {
+            "source": name,
+            "weight": source.weight,
+            "samples": source.samples,
+            "given": source.given,
+            "share": source.given / total,
+            "times": source.given / source.samples if source.samples else 0.0,
+            "cycle": source.cycles,
+        }
+        for name, source in zip(names if given else (), given, strict=True)
+    ]
+
+
 def tables(plan: Facts) -> tuple[Table, ...]:
-    """Return tables of buckets, of a curriculum's stages and of totals, from facts that include a `digest`."""
+    """Return tables of buckets, a curriculum's stages, a mixture's sources and totals, from facts with a `digest`."""
     buckets = filled_table(
         ("bucket", *plan["buckets"][0]["lengths"], "rows", "samples", "batches"),
         (_bucket_cells(number, bucket) for number, bucket in enumerate(plan["buckets"])),
@@ -126,7 +147,8 @@ def tables(plan: Facts) -> tuple[Table, ...]:
         caption=plan["above_budget"]["advice"] or None,
         caption_justify="left",
     )
-    return (buckets, *([_curriculum(plan["curriculum"])] if "curriculum" in plan else []), totals)
+    parts = [make(plan[name]) for name, make in (("curriculum", _curriculum), ("mixture", _mixture)) if name in plan]
+    return (buckets, *parts, totals)
 
 
 def _bucket_cells(number: int, bucket: Facts) -> list[str]:
@@ -138,6 +160,19 @@ def _curriculum(stages: list[Facts]) -> Table:
     names = ("epoch", "max_length", "samples", "shapes", "batches")
     rows = ([f"{stage[name]:,}" for name in names] for stage in stages)
     return filled_table(("from epoch", "up to", "samples", "shapes", "batches"), rows, title="Curriculum")
+
+
+def _mixture(sources: list[Facts]) -> Table:
+    names = ("weight", "samples", "in a pass", "share", "times each")
+    table = filled_table((), (), title="Mixture")
+    table.add_column("source", overflow="fold")
+    for name in names:
+        table.add_column(name)
+    for source in sources:
+        counts = (f"{source['samples']:,}", f"{source['given']:,}", f"{source['share']:.1%}")
+        times = f"{source['times']:.2f}" + (", starts over" if source["cycle"] else "")
+        table.add_row(source["source"], f"{source['weight']:g}", *counts, times)
+    return table
 
 
 def _totals(plan: Facts) -> dict[str, str]:

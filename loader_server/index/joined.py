@@ -155,6 +155,14 @@ class SourceSet:
         """Return the first sample of each part that may be weighed: of each member, or of a single member's files."""
         return self._starts[:-1] if len(self.opened) > 1 else self.source.parts
 
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Return the name of each of these parts: the file that its first sample is in.
+
+        What the source raises passes through.
+        """
+        return tuple(self.source.place(first)[0] for first in self.parts)
+
     def bound(self, chain: Chain) -> Chain:
         """Return the chain with its fields: as declared, or as found while indexing.
 

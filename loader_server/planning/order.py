@@ -38,6 +38,7 @@ _SAMPLE_BITS = 40
 __all__ = [
     "Arrangement",
     "DataPass",
+    "MixedSource",
     "Mixture",
     "Turns",
     "arranged",
@@ -73,6 +74,16 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixedSource:
+    """What one source of a mixture gives to a pass: of its samples, which are `samples`, `given` with repeats."""
+
+    weight: float
+    cycles: bool
+    samples: int
+    given: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
     """Sources, each a range of segments, with the weight of each and whether it starts over when it runs out."""
 
@@ -98,6 +109,21 @@ class Mixture:
         # Stable, so that segments due at the same time keep the order of the sources on every machine.
         turn = np.argsort(np.concatenate(at), kind="stable")
         return Turns(segments=np.concatenate(taken)[turn], cycles=np.concatenate(cycles)[turn])
+
+    def given(self, turns: Turns, samples: Integers) -> list[MixedSource]:
+        """Return what each source gives to a pass with these turns, by the planned samples of each segment."""
+        planned = samples[turns.segments]
+        own = [(turns.segments >= first) & (turns.segments < stop) for first, stop in self.segments]
+        sources = zip(self.segments, self.weights, self.cycle, own, strict=True)
+        return [
+            MixedSource(
+                weight=weight,
+                cycles=cycles,
+                samples=int(samples[first:stop].sum()),
+                given=int(planned[taken].sum()),
+            )
+            for (first, stop), weight, cycles, taken in sources
+        ]
 
     def most_turns(self, sizes: Integers) -> Integers:
         """Return, for each segment, the most times that a pass may use it: how often its source begins."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loader_server.planning.epoch import EpochPlan, PlannedBatch, Recipe
-from loader_server.planning.order import Arrangement, DataPass, arranged, mixture_of
+from loader_server.planning.order import Arrangement, DataPass, MixedSource, arranged, mixture_of
 from loader_server.planning.settings import limits_by_epoch, limits_of
 from loader_server.planning.stages import Keeper, kept_tally, stages_of
 from loader_server.planning.tally import tally_lengths
@@ -173,6 +173,13 @@ class Plan:
     def total(self, epoch: int) -> int:
         """Return the sum of the bucketed lengths of all planned samples in an epoch's pass, repeated ones included."""
         return int(self.stage(epoch).recipe.tally.sums[self._pass_of(epoch)[2].turns.segments].sum())
+
+    def mixed(self, epoch: int) -> list[MixedSource]:
+        """Return what each source of the mixture gives to an epoch's pass, in their order; [] without weights."""
+        recipe = self.stage(epoch).recipe
+        if recipe.mixture is None:
+            return []
+        return recipe.mixture.given(self._pass_of(epoch)[2].turns, recipe.tally.counts.sum(axis=1, dtype=np.int64))
 
     def window_counts(self, epoch: int) -> NDArray[np.int64]:
         """Return how many samples of each bucket each window of an epoch's pass has, as [windows, buckets]."""

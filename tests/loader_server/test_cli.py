@@ -87,6 +87,23 @@ def test_index_and_plan_speak_json(capsys: pytest.CaptureFixture[str], job: Path
     assert json.loads(out)["samples"] == 40
 
 
+def test_plan_names_the_sources_of_a_mixture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name, lines in (("corpus", 300), ("rare", 64)):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {number}\n" for number in range(lines)))
+    job = tmp_path / "job.toml"
+    stream = 'transforms = ["characters"]\nlength = "text"\nbudget = "200 characters"\nweights = [2, 1]\n'
+    lines = [f'[[streams.train.sources]]\nsource = "lines"\npaths = ["{name}.txt"]\n' for name in ("corpus", "rare")]
+    job.write_text(f"[job]\nname = \"mixed\"\nseed = 1\n[streams.train]\n{stream}cycle = [false, true]\n" + "".join(lines))
+    _run(capsys, "index", job)
+    _, out, err = _run(capsys, "plan", job, "--json")
+    assert err == ""
+    found = json.loads(out)
+    assert [Path(source["source"]).name for source in found["mixture"]] == ["corpus.txt", "rare.txt"]
+    assert [source["samples"] for source in found["mixture"]] == [300, 64]
+    assert sum(source["given"] for source in found["mixture"]) == found["samples"]
+    assert "Mixture" in _run(capsys, "plan", job)[1]
+
+
 def test_plan_finds_a_sample_draws_and_compares(capsys: pytest.CaptureFixture[str], job: Path) -> None:
     _run(capsys, "index", job)
     picture = job.parent / "lengths.png"

@@ -76,7 +76,7 @@ class ShownSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownBatch:
-    """A batch with its samples in the order of their rows, and the digest of its bytes."""
+    """A batch with its samples in the order of their rows, and the digest of its bytes; `batch[key]` is an array."""
 
     stream: Stream
     position: BatchNumber
@@ -86,6 +86,10 @@ class ShownBatch:
     samples: tuple[ShownSample, ...]
     rows: int
     digest: int
+
+    def __getitem__(self, key: str) -> NDArray[Any]:
+        """Return the array of a key; raise a KeyError if the batch has no such key."""
+        return self.arrays[key]
 
 
 class _Masked:
@@ -113,7 +117,7 @@ def build_batch(stream: Stream, position: BatchNumber, culprits: Iterable[tuple[
         raise SettingsError(
             expected=f"a batch from 0 to {batches - 1}: what epoch {position.epoch} has in groups of {position.group}",
             got=str(position.number),
-            where="--batch",
+            where=f"stream {stream.name}, batch",
             remedy="`loader-server plan` shows how many batches there are.",
         )
     want = _want(stream, position)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loader_server.commands.plan_report import diff, diff_table, facts, find, plot, tables
+from loader_server.commands.plan_report import diff, diff_table, facts, find, mixture, plot, tables
 from shared.errors import SettingsError
 from tests.loader_server.planning.tables import batches_of, log_normal, plan_of
 
@@ -132,6 +132,27 @@ def test_each_stage_of_a_curriculum_has_a_line():
     assert "Curriculum" in text
     assert "1,600" in text
     assert "curriculum" not in facts(plan_of(SPEECH), 2)
+
+
+def test_a_mixture_says_what_each_source_gives_to_a_pass_and_how_often():
+    lengths, sources, epoch = log_normal(64 * 60), (0, 64 * 40), 3
+    plan = plan_of(lengths, sources=sources, weights=[1, 2], cycle=[False, True], max_length="20 s")
+    small, large = mixture(plan, ["/data/small.csv", "/data/large.csv"], epoch)
+    batches = np.concatenate([batch.samples for batch in batches_of(plan.epoch(epoch, 1))])
+    counted = [int((batches < sources[1]).sum()), int((batches >= sources[1]).sum())]
+    assert [small["given"], large["given"]] == counted
+    within = lengths <= 2_000
+    assert [small["samples"], large["samples"]] == [int(within[: sources[1]].sum()), int(within[sources[1] :].sum())]
+    assert (small["times"], small["cycle"], large["cycle"]) == (1.0, False, True)
+    assert large["times"] == counted[1] / large["samples"] > 3
+    assert small["share"] + large["share"] == pytest.approx(1)
+    text = shown(*tables({"digest": ""} | facts(plan, 1, epoch) | {"mixture": [small, large]}))
+    assert "/data/large.csv" in text
+    assert f"{large['times']:.2f}, starts over" in text
+
+
+def test_a_plan_without_weights_has_no_mixture():
+    assert mixture(plan_of(SPEECH), ["/data/all.csv"]) == []
 
 
 def test_a_sample_is_found_with_its_batch():

@@ -187,7 +187,7 @@ def test_sound_that_cannot_be_written_is_one_sentence(job: JobFile, capsys: Any)
     ("arguments", "said"),
     [
         (("trian",), "expected one of the streams train, dev, got trian"),
-        (("--batch", 99), "--batch: expected a batch from 0 to "),
+        (("--batch", 99), "stream train, batch: expected a batch from 0 to "),
         (("--wav", 99), "--wav: expected a row from 0 to "),
         (("--sample", "clips/0005.wav"), 'perhaps "clips/000'),
         (("--sample", "s003"), 'Names are as the source has them, such as "clips/00000.wav".'),
