@@ -93,7 +93,9 @@ def test_plan_names_the_sources_of_a_mixture(capsys: pytest.CaptureFixture[str],
     job = tmp_path / "job.toml"
     stream = 'transforms = ["characters"]\nlength = "text"\nbudget = "200 characters"\nweights = [2, 1]\n'
     lines = [f'[[streams.train.sources]]\nsource = "lines"\npaths = ["{name}.txt"]\n' for name in ("corpus", "rare")]
-    job.write_text(f"[job]\nname = \"mixed\"\nseed = 1\n[streams.train]\n{stream}cycle = [false, true]\n" + "".join(lines))
+    job.write_text(
+        f'[job]\nname = "mixed"\nseed = 1\n[streams.train]\n{stream}cycle = [false, true]\n' + "".join(lines)
+    )
     _run(capsys, "index", job)
     _, out, err = _run(capsys, "plan", job, "--json")
     assert err == ""
