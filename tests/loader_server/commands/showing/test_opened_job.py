@@ -44,9 +44,9 @@ def test_a_batch_is_the_one_that_trainers_get(tmp_path: Path) -> None:
             stream = job.stream("train")
             assert sum(stream.batches(epoch) for epoch in (0, 1)) == len(served)
             for (epoch, number), (digest, arrays) in served.items():
-                batch = stream.batch(number, epoch=epoch)
-                assert batch.digest == digest
-                assert all(np.array_equal(batch[key], array) for key, array in arrays.items())
+                built = stream.batch(number, epoch=epoch)
+                assert built.digest == digest
+                assert all(np.array_equal(built[key], array) for key, array in arrays.items())
 
 
 def test_a_sample_is_the_row_of_its_batch(path: Path) -> None:
@@ -116,4 +116,4 @@ def test_data_without_an_index_are_named_with_what_to_do(tmp_path: Path) -> None
 
 def test_the_package_has_no_other_lazy_name() -> None:
     with pytest.raises(AttributeError, match="no attribute 'opened'"):
-        _ = loader_server.opened  # type: ignore[attr-defined]
+        _ = loader_server.opened
