@@ -1,4 +1,4 @@
-"""Rows of manifests: CSV and JSON lines, one after another; unusable rows come with their line and the reason.
+"""Rows of manifests: CSV, TSV and JSON lines, one after another; unusable rows come with their line and the reason.
 
 Rules: rows are read one at a time, so that a manifest may be larger than memory. A bad row is a value and not an
 exception; a manifest that cannot be read at all is a DataError. Knows nothing about audio: whether the named files
@@ -11,6 +11,7 @@ import csv
 import json
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loader_server.sources.audio.stretches import Stretch
@@ -18,7 +19,7 @@ from loader_server.sources.source import BadRow
 from shared.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from loader_server.sources.remote.remote_files import RemotePath
@@ -41,6 +42,10 @@ TEXT_COLUMNS = ("text", "transcript", "sentence")
 #: As in NeMo's manifests, a row with an offset is a stretch of a longer recording, in seconds.
 OFFSET_COLUMN = "offset"
 _DURATION_COLUMN = "duration"
+#: A table's cells are parted by what its first line has most of; of equals, by the first of these.
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+#: Common Voice has its recordings in this folder beside its .tsv files, whose column `path` has bare names.
+_CLIPS = "clips"
 #: The index keeps each column in two files, all of which are open at the same time.
 _MOST_COLUMNS = 1000
 
@@ -74,13 +79,13 @@ _Cells: TypeAlias = "Mapping[str, str] | BadRow"
 
 
 def columns_of(manifest: Path | RemotePath) -> Columns:
-    """Return the columns of a manifest, from its header (CSV) or from all its objects (JSON lines).
+    """Return the columns of a manifest, from its header (CSV, TSV) or from all its objects (JSON lines).
 
-    Raise a DataError if no column names audio files, if there are too many columns, if a CSV's first line cannot be
+    Raise a DataError if no column names audio files, if there are too many columns, if a table's first line cannot be
     parsed, or if the suffix is that of no manifest. Raise an OSError if the manifest cannot be read; what opening and
     reading a remote one raises passes through.
     """
-    names = dict.fromkeys(_header(manifest)) if _is_csv(manifest) else _keys(manifest)
+    names = dict.fromkeys(_header(manifest)) if _is_table(manifest) else _keys(manifest)
     if len(names) > _MOST_COLUMNS:
         raise DataError(
             expected=f"at most {_MOST_COLUMNS} columns",
@@ -123,10 +128,10 @@ def read_rows(
     """Yield the rows of a manifest in order; `others` are the further columns of all manifests together.
 
     A row that cannot be used is yielded as a BadRow; blank ones are skipped. Raise an OSError if the manifest cannot be
-    read, and a DataError if its suffix is that of no manifest or a CSV's first line cannot be parsed; what opening and
-    reading a remote manifest raises passes through.
+    read, and a DataError if its suffix is that of no manifest or a table's first line cannot be parsed; what opening
+    and reading a remote manifest raises passes through.
     """
-    cells_of = _csv_cells if _is_csv(manifest) else _json_cells
+    cells_of = _table_cells if _is_table(manifest) else _json_cells
     for line, cells in cells_of(manifest):
         if isinstance(cells, BadRow):
             yield cells
@@ -138,7 +143,13 @@ def read_rows(
             continue
         text = cells[columns.text] if columns.text else ""
         further = tuple(cells.get(name, "") for name in others)
-        yield ManifestRow(number, line, cells[columns.audio], text, further, stretch)
+        yield ManifestRow(number, line, _named(manifest, columns.audio, cells[columns.audio]), text, further, stretch)
+
+
+def _named(manifest: Path | RemotePath, column: str, cell: str) -> str:
+    """Return the path that a cell names; a bare name in the column `path` of a .tsv file is one of Common Voice."""
+    bare = column == "path" and _is_tsv(manifest) and "/" not in cell
+    return f"{_CLIPS}/{cell}" if bare else cell
 
 
 def _stretch(cells: Mapping[str, str]) -> Stretch:
@@ -184,20 +195,22 @@ def named_paths(manifest: Path | RemotePath) -> Iterator[str]:
     quicker than `read_rows`. Raise a DataError if the suffix is that of no manifest, or an OSError if the manifest
     cannot be read; what opening and reading a remote one raises passes through.
     """
-    if _is_csv(manifest):
-        yield from _csv_paths(manifest)
+    if _is_table(manifest):
+        yield from _table_paths(manifest)
         return
     for _, cells in _json_cells(manifest):
         if not isinstance(cells, BadRow):
             yield from (cells[name] for name in AUDIO_COLUMNS if name in cells)
 
 
-def _csv_paths(manifest: Path | RemotePath) -> Iterator[str]:
+def _table_paths(manifest: Path | RemotePath) -> Iterator[str]:
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        rows = _lists(csv.reader(file))
-        places = [place for place, name in enumerate(next(rows, [])) if name.strip() in AUDIO_COLUMNS]
+        rows = _lists(_reader(manifest, file)[0])
+        columns = [(place, name.strip()) for place, name in enumerate(next(rows, []))]
         for row in rows:
-            yield from (row[place] for place in places if place < len(row))
+            for place, name in columns:
+                if name in AUDIO_COLUMNS and place < len(row):
+                    yield _named(manifest, name, row[place])
 
 
 def _lists(reader: Iterator[list[str]]) -> Iterator[list[str]]:
@@ -211,27 +224,44 @@ def _lists(reader: Iterator[list[str]]) -> Iterator[list[str]]:
         return
 
 
-def _is_csv(manifest: Path | RemotePath) -> bool:
-    """Return whether a manifest is CSV and not JSON lines, by its suffix; raise a DataError for any other."""
+def _is_table(manifest: Path | RemotePath) -> bool:
+    """Return whether a manifest is CSV or TSV and not JSON lines, by its suffix; raise a DataError for any other."""
     suffix = manifest.suffix.lower()
-    if suffix not in (".csv", ".jsonl", ".json"):
+    if suffix not in (".csv", ".tsv", ".jsonl", ".json"):
         raise DataError(
-            expected="a manifest that ends in .csv, .jsonl or .json (one object a line)",
+            expected="a manifest that ends in .csv, .tsv, .jsonl or .json (one object a line)",
             got=f'"{manifest.name}"',
             where=str(manifest),
             remedy="Rename it, or convert it.",
         )
-    return suffix == ".csv"
+    return suffix in (".csv", ".tsv")
+
+
+def _is_tsv(manifest: Path | RemotePath) -> bool:
+    return manifest.suffix.lower() == ".tsv"
+
+
+def _reader(manifest: Path | RemotePath, file: Iterable[str]) -> tuple[Any, str]:
+    """Return a `csv.reader` of a table's lines, and the name of what parts its cells.
+
+    A .tsv file has tabs, and quotes in it are part of the text; others have what their first line has most of.
+    """
+    lines = iter(file)
+    if _is_tsv(manifest):
+        return csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), _DELIMITERS["\t"]
+    first = next(lines, "")
+    delimiter = max(_DELIMITERS, key=first.count)  # the first of equals
+    return csv.reader(chain([first], lines), delimiter=delimiter), _DELIMITERS[delimiter]
 
 
 def _header(manifest: Path | RemotePath) -> list[str]:
-    """Return the column names of a CSV file, none if it is empty; raise a DataError if its first line is malformed.
+    """Return the column names of a table, none if it is empty; raise a DataError if its first line is malformed.
 
     Raise an OSError if the file cannot be read; what opening and reading a remote one raises passes.
     """
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:
-            return [name.strip() for name in next(csv.reader(file), [])]
+            return [name.strip() for name in next(_reader(manifest, file)[0], [])]
         except csv.Error as error:
             raise DataError(
                 expected="a first line with the columns",
@@ -241,7 +271,7 @@ def _header(manifest: Path | RemotePath) -> list[str]:
             ) from None
 
 
-def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
+def _table_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
     """Yield each row's line number and its cells by column; empty rows are skipped.
 
     A row that cannot be parsed, or has more cells than there are columns, is yielded as a BadRow; a shorter one lacks
@@ -251,7 +281,7 @@ def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
     header = _header(manifest)
     # Bytes that are not UTF-8 pass as surrogates, so that `_refused` can name their row and the other rows stay good.
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file)
+        reader, delimiters = _reader(manifest, file)
         next(reader, None)
         while True:
             line = reader.line_num + 1  # where the row begins; it may span several lines
@@ -263,7 +293,8 @@ def _csv_cells(manifest: Path | RemotePath) -> Iterator[tuple[int, _Cells]]:
             if cells is None:
                 return
             if len(cells) > len(header):
-                detail = f"expected {len(header)} columns, got {len(cells)}: put a text with commas in quotes"
+                advice = "" if _is_tsv(manifest) else f": put a text with {delimiters} in quotes"
+                detail = f"expected {len(header)} columns, got {len(cells)}{advice}"
                 yield line, BadRow(str(manifest), line, "malformed", detail)
             elif cells:
                 yield line, dict(zip(header, cells))  # noqa: B905 - a short row lacks its last columns

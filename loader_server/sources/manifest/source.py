@@ -1,4 +1,4 @@
-"""The manifest source: CSV or JSON lines that name audio files (WAV, FLAC, OGG, MP3) and their transcripts.
+"""The manifest source: CSV, TSV or JSON lines that name audio files (WAV, FLAC, OGG, MP3) and their transcripts.
 
 Rules: paths are relative to the manifest that names them; rows of several manifests are numbered through, in their
 order. The source opens from the index alone and never parses a manifest again. It refuses manifests and audio files
@@ -38,7 +38,7 @@ __all__ = ["ManifestSettings", "ManifestSource"]
 class ManifestSettings:
     """Further settings of a stream with source = "manifest"."""
 
-    paths: tuple[str, ...] = setting(texts, "manifests, .csv or .jsonl, relative to the job file")
+    paths: tuple[str, ...] = setting(texts, "manifests, .csv, .tsv or .jsonl, relative to the job file")
     channel: int = channel_setting("recordings with several")
 
 

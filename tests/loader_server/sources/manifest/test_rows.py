@@ -32,6 +32,47 @@ def test_csv_of_deepspeech(tmp_path):
     assert shown(rows_of(path)) == [(2, "a.wav", "one two", "12"), (3, "b.wav", "three, four", "13")]
 
 
+#: Rows as Common Voice's files have them: quotes are part of the sentence, wherever they stand.
+COMMON_VOICE = (
+    "client_id\tpath\tsentence\tup_votes\n"
+    'a1\tcommon_voice_de_1.mp3\t"Ja", sagte er.\t2\n'
+    'a2\tcommon_voice_de_2.mp3\tEin " allein; und, so weiter\t3\n'
+)
+
+
+def test_tables_of_common_voice(tmp_path):
+    path = written(tmp_path, "train.tsv", COMMON_VOICE)
+    assert columns_of(path) == Columns("path", "sentence", ("client_id", "up_votes"))
+    assert shown(rows_of(path)) == [
+        (2, "clips/common_voice_de_1.mp3", '"Ja", sagte er.', "a1", "2"),
+        (3, "clips/common_voice_de_2.mp3", 'Ein " allein; und, so weiter', "a2", "3"),
+    ]
+    assert list(named_paths(path)) == ["clips/common_voice_de_1.mp3", "clips/common_voice_de_2.mp3"]
+
+
+@pytest.mark.parametrize(("name", "column"), [("m.tsv", "audio"), ("m.csv", "path")])
+def test_only_bare_names_of_common_voice_lie_in_its_folder(tmp_path, name, column):
+    path = written(tmp_path, name, f"{column}\ttext\na.wav\tx\n")
+    assert shown(rows_of(path)) == [(2, "a.wav", "x")]
+    path = written(tmp_path, "n.tsv", "path\ttext\nsounds/a.wav\tx\n")
+    assert shown(rows_of(path)) == [(2, "sounds/a.wav", "x")]
+
+
+@pytest.mark.parametrize(("delimiter", "named"), [(",", "commas"), (";", "semicolons"), ("\t", "tabs")])
+def test_what_parts_the_cells_of_a_csv_is_seen_in_its_first_line(tmp_path, delimiter, named):
+    rows = (["audio", "text"], ["a.wav", '"one; two, three\tfour"'], ["b.wav", "x", "y"])
+    path = written(tmp_path, "m.csv", "".join(delimiter.join(cells) + "\n" for cells in rows))
+    good, bad = rows_of(path)
+    assert (good.path, good.text) == ("a.wav", "one; two, three\tfour")
+    assert bad.detail == f"expected 2 columns, got 3: put a text with {named} in quotes"
+    assert list(named_paths(path)) == ["a.wav", "b.wav"]
+
+
+def test_a_row_of_a_tsv_with_a_tab_too_many_is_no_matter_of_quotes(tmp_path):
+    (bad,) = rows_of(written(tmp_path, "m.tsv", 'audio\ttext\na.wav\t"x\ty"\n'))
+    assert (bad.reason, bad.detail) == ("malformed", "expected 2 columns, got 3")
+
+
 def test_json_lines_of_nemo(tmp_path):
     rows = [
         {"audio_filepath": "a.wav", "duration": 1.5, "text": "one"},
@@ -78,9 +119,9 @@ def test_bad_rows_have_line_and_reason(tmp_path, name, content, expected):
     ("name", "content", "message"),
     [
         (
-            "m.tsv",
+            "m.txt",
             "audio\ta\n",
-            r'expected a manifest that ends in \.csv, \.jsonl or \.json \(one object a line\), got "m\.tsv"',
+            r'expected a manifest that ends in \.csv, \.tsv, \.jsonl or \.json \(one object a line\), got "m\.txt"',
         ),
         ("m.csv", "file,words\na,b\n", r'expected a column "audio" or .*"path", got the columns file, words\. Rename'),
         ("m.csv", "", r"got no columns"),

@@ -53,6 +53,17 @@ def test_every_style_and_format_gives_audio_text_and_columns(tmp_path, style, su
     source.close()
 
 
+def test_a_data_set_of_common_voice_works_as_it_comes(tmp_path):
+    for number in (1, 2, 3):
+        write_audio(tmp_path / "de" / "clips" / f"common_voice_de_{number}.wav", frames=100 * number)
+    rows = "".join(f"c{number}\tcommon_voice_de_{number}.wav\tSatz {number}\n" for number in (1, 2, 3))
+    (tmp_path / "de" / "validated.tsv").write_text("client_id\tpath\tsentence\n" + rows)
+    source = indexed(tmp_path, "de/validated.tsv")
+    assert [len(decoded(source, number)["audio"]) for number in range(3)] == [100, 200, 300]
+    assert [decoded(source, number)["text"] for number in range(3)] == ["Satz 1", "Satz 2", "Satz 3"]
+    assert source.name(2) == "clips/common_voice_de_3.wav"
+
+
 @pytest.mark.heritage("D16")
 def test_several_manifests_are_merged_with_paths_relative_to_each(tmp_path):
     first = make_corpus(tmp_path / "a", samples=2)
