@@ -224,7 +224,7 @@ def _read(line: bytes) -> dict[str, Any]:
     """Return the facts in a line; empty if the line is not ours, because the user's code may write to the pipe, too."""
     try:
         report = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: JSON that is nested too deep
         return {}
     return report if isinstance(report, dict) else {}
 

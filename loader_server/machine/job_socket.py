@@ -47,7 +47,7 @@ class Caller:
             request = json.loads(self._connection.recv(_MOST_BYTES))
         except BlockingIOError:
             return None
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):  # RecursionError: JSON that is nested too deep
             return {}
         return request if isinstance(request, dict) else {}
 

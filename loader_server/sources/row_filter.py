@@ -82,9 +82,8 @@ class RowFilter:
     def passes(self, values: Mapping[str, _Value], samples: int) -> NDArray[np.bool_]:
         """Return which of `samples` samples pass, given an array for each of the filter's names.
 
-        Raise a SettingsError if the types of the columns do not fit the expression, or its value is neither true nor
-        false. Errors of numpy pass for what it cannot calculate, such as a TypeError for a difference of truth values
-        or an OverflowError for a number beyond int64, and a RecursionError for an expression nested too deep.
+        Raise a SettingsError if the types of the columns do not fit the expression, if it cannot be calculated, or if
+        its value is neither true nor false.
         """
         try:
             # A division by zero gives inf or NaN, which then compares like any number: no reason for a warning.
@@ -92,6 +91,9 @@ class RowFilter:
                 made = _evaluated(_tree(self.expression), values)
         except _Misfit as misfit:
             raise self._misfit(str(misfit)) from None
+        # Of numpy: a difference of truth values, a number beyond int64; of Python: an expression nested too deep.
+        except (TypeError, OverflowError, RecursionError) as error:
+            raise self._misfit(f"what cannot be calculated ({error})") from None
         if getattr(made, "dtype", type(made)) not in (bool, np.dtype(bool)):
             raise self._misfit("a value that is neither true nor false")
         return np.broadcast_to(np.asarray(made, bool), (samples,))

@@ -145,6 +145,8 @@ class RemoteFiles:
         """
         if offset + nbytes > facts.bytes:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{max(facts.bytes - offset, 0)} bytes", url)
+        if not nbytes:
+            return b""
         if offset // BLOCK_BYTES == (offset + nbytes - 1) // BLOCK_BYTES:
             return self._read(_block_at(url, facts, offset), offset, nbytes)
         blocks = list(_blocks_of(url, facts, offset, nbytes))

@@ -121,7 +121,7 @@ def test_ctrl_c_just_before_it_waits_is_heeded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "read"), [(b"", {}), (b"{", {}), (b"\xff", {}), (b"[1]", {}), (b'{"do": 1}', {"do": 1})]
+    ("said", "read"), [(b"", {}), (b"{", {}), (b"\xff", {}), (b"[1]", {}), (b"[" * 3000, {}), (b'{"do": 1}', {"do": 1})]
 )
 def test_who_says_something_else_asks_for_nothing(tmp_path: Path, said: bytes, read: dict[str, Any]) -> None:
     with closing(JobSocket(tmp_path)) as job_socket, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as command:

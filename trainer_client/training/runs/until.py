@@ -7,6 +7,7 @@ that was resumed in the middle of an epoch has the same.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -114,8 +115,8 @@ class Until:
     def __post_init__(self) -> None:
         if self.epochs is None and self.steps is None and self.max_time_s is None:
             raise _nonsense("epochs, steps or max_time_s", "none of them", 'Write Until(epochs=75), or epochs="+10".')
-        if self.max_time_s is not None and not self.max_time_s > 0:
-            raise _nonsense("max_time_s above 0", f"{self.max_time_s}", "Write a number of seconds.")
+        if self.max_time_s is not None and not 0 < self.max_time_s < math.inf:
+            raise _nonsense("max_time_s above 0 and finite", f"{self.max_time_s}", "Write a number of seconds.")
         self.from_there(RunTotals())
 
     def from_there(self, there: RunTotals) -> RunLimits:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from shared.errors import LostError, SettingsError
-from shared.wire.message_parts import DoneSet, PartGradient, TableForm, VariablePart
+from shared.wire.message_parts import NAME, DoneSet, PartGradient, TableForm, VariablePart
 from shared.wire.topics import server_messages as m
 from trainer_client.training.checkpoints.saved_model import plain_value
 from trainer_client.training.servers.row_shares import HeldVariable, refuse_too_little_memory, rows_of, shares_of
@@ -250,9 +250,9 @@ class ServedModel:
         """End the run for everybody; raise MovedError if it goes on with another chief.
 
         All servers get the message, and the first passes it on as well, unless it dies before. Raise LostError if the
-        first does not answer in time, RefusedError if it refuses, and ValueError if `why` exceeds 200 characters.
+        first does not answer in time, and RefusedError if it refuses. Of `why`, what a message has no room for is cut.
         """
-        finish = m.Finish(serial=0, generation=self.generation, why=why)
+        finish = m.Finish(serial=0, generation=self.generation, why=why[: NAME.longest])
         # To all: if the first died now, nobody would be left to tell the others, which would wait for ever.
         self._servers.tell_all(finish)
         self._ask_first(finish)

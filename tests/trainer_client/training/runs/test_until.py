@@ -53,8 +53,9 @@ def test_what_is_no_number_of_epochs_or_steps_is_refused(name, said):
 def test_no_limit_at_all_and_no_time_are_refused():
     with pytest.raises(SettingsError, match="expected epochs, steps or max_time_s, got none of them"):
         Until()
-    with pytest.raises(SettingsError, match=r"expected max_time_s above 0, got 0\. "):
-        Until(max_time_s=0)
+    for seconds in (0, -1.0, math.inf, math.nan):
+        with pytest.raises(SettingsError, match=rf"expected max_time_s above 0 and finite, got {seconds}\. "):
+            Until(max_time_s=seconds)
 
 
 def test_limits_and_totals_in_words():

@@ -268,7 +268,7 @@ def test_the_run_is_over_for_all_and_servers_end_when_all_have_left(served):
         assert worker.over == "1 step is reached"
         with served.trainer() as late, pytest.raises(MovedError):
             late.finish("a chief that knows of no share")
-        chief.finish("the chief has finished")
+        chief.finish("the chief has finished" + 300 * "!")
         worker.quit()
         chief.quit()
         for _, thread in served.running.values():
