@@ -389,7 +389,7 @@ def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> No
 
     Settings of that name that the source has itself, as `own` lists them, are allowed.
     """
-    planning = {"length", "transforms", "filter"} | _names_in(ChunkSettings, PlanSettings)
+    planning = {"length", "transforms", "filter", "padding"} | _names_in(ChunkSettings, PlanSettings)
     for key in sorted(table.keys() & planning - _names_in(own)):
         raise SettingsError(
             expected="no setting for batches or transforms, because the pipeline itself makes whole batches",

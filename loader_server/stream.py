@@ -26,6 +26,7 @@ from loader_server.sources.pipeline.base_samples import BaseSamples
 from loader_server.sources.source import decoded
 from loader_server.sources.whole_source import WholeSource
 from loader_server.transforms.chain import BYTES_VERSION
+from loader_server.transforms.padding import padding_of, words_of, zeros_for_tokens
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
 from shared.wire.batch_layout import RESET, BucketShape, Field, fields_of_batch
@@ -117,8 +118,14 @@ class Stream:
         self.fields += (RESET,) if self.carries else ()
         #: The shapes of batches.
         self.shapes = tuple(self.shape(bucket) for bucket in self.plan.buckets)
+        #: What fills the cells of each key that hold no sample; a key that is not here has 0 there.
+        self.padding = padding_of(
+            recipe.settings.padding, self.chain.fields, self.chain.steps, self.float32, recipe.where
+        )
+        #: Keys with the transform and id of a padding token, which batches have 0 instead of without anybody's choice.
+        self.padded_with_zeros = zeros_for_tokens(self.chain.steps, recipe.settings.padding)
         #: A hash of the plan and the element spec: batches of equal digest and number are the same batch.
-        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes))
+        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes), *words_of(self.padding))
 
     @property
     def sources(self) -> tuple[OpenedSource, ...]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from loader_server.building.build_counts import Built
 from loader_server.building.culprits import KnownCulprits, kills
+from loader_server.building.empty_cells import write_padding
 from loader_server.building.fallbacks import Fallbacks
 from loader_server.building.finite_check import FiniteCheck
 from loader_server.building.places import places_of
@@ -276,6 +277,8 @@ class Builder:
         # Masking cleared places after the valid rows were counted.
         if not_finite and self.stream.masks_not_finite:
             rows = int(arrays["weight"].sum())
+        # Last, because masking clears places to 0; the values themselves are finite and rounded already.
+        write_padding(arrays, self.stream)
         key = self.stream.settings.length
         space, length = arrays[key].shape[:2]
         return Built(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shared.bad_limit import BadLimit
 from shared.errors import SettingsError, require
@@ -16,6 +16,7 @@ from shared.settings.parsers import (
     BadValue,
     Table,
     bad_limit,
+    by_key,
     byte_count,
     choice,
     flag,
@@ -40,10 +41,13 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-__all__ = ["LARGEST_SAMPLE", "PROCESSORS", "Job", "JobSettings", "StreamSettings", "parse_job"]
+__all__ = ["LARGEST_SAMPLE", "PROCESSORS", "Job", "JobSettings", "PaddingValue", "StreamSettings", "parse_job"]
 
 #: Levels of x86-64 processors, as its psABI, glibc and numpy name them; each has all that those before it have.
 PROCESSORS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+
+#: What a key is padded with: a number, or "tokenizer" for the padding token of its tokenizer.
+PaddingValue: TypeAlias = "float | str"
 
 #: Default limit on a decoded sample's bytes: 4.6 hours of audio at 16 kHz.
 LARGEST_SAMPLE = 2**30
@@ -163,6 +167,13 @@ class JobSettings:
         return self.build_timeout
 
 
+def _padding_value(value: object) -> PaddingValue:
+    """Return a number, true or false, or "tokenizer"; raise BadValue for anything else."""
+    if isinstance(value, int | float) or (isinstance(value, str) and value == "tokenizer"):
+        return value
+    raise BadValue('a number, true, false or "tokenizer"')
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
     """Settings of every table [streams.<name>]; source, planner and transforms add their own."""
@@ -177,6 +188,12 @@ class StreamSettings:
         text,
         "a condition on lengths and columns, such as 'text / audio < 0.3': samples that do not meet it are left out",
         default="",
+    )
+    padding: tuple[tuple[str, PaddingValue], ...] = setting(
+        by_key(_padding_value),
+        "what fills a key where no sample is, instead of 0: `{ tokens = 3, labels = -100 }`, or "
+        '`{ tokens = "tokenizer" }` for the padding token of its tokenizer',
+        default=(),
     )
     like: str = setting(text, "another stream whose settings hold here too, unless said otherwise", default="")
     evaluation: bool = setting(
