@@ -279,8 +279,7 @@ class Builder:
             rows = int(arrays["weight"].sum())
         # Last, because masking clears places to 0; the values themselves are finite and rounded already.
         write_padding(arrays, self.stream)
-        key = self.stream.settings.length
-        space, length = arrays[key].shape[:2]
+        space, length, filled = _cells(arrays, self.stream.settings.length)
         return Built(
             rows=rows,
             masked=batch.masked,
@@ -291,7 +290,7 @@ class Builder:
             decode_us=batch.decode_ns // 1000,
             read_us=prepared.read_us,
             cells=space * length,
-            sample_cells=int(arrays[f"{key}_length"].sum()),
+            sample_cells=filled,
             masked_cells=(space - rows) * length,
             kept=len(prepared.kept),
             decoded=batch.decoded,
@@ -484,3 +483,14 @@ class Builder:
             where=stream.source.name(sample),
             remedy=blame_for_length(stream.chain, values, lengths, (stream.seed, epoch, sample)),
         )
+
+
+def _cells(arrays: Mapping[str, NDArray[Any]], key: str) -> tuple[int, int, int]:
+    """Return the rows of a batch, the cells of each, and how many hold values of samples.
+
+    They are counted in steps of the bucketed key; without one, a row is one cell.
+    """
+    if not key:
+        return len(arrays["weight"]), 1, int(arrays["weight"].sum())
+    space, length = arrays[key].shape[:2]
+    return space, length, int(arrays[f"{key}_length"].sum())

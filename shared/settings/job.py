@@ -182,7 +182,11 @@ class StreamSettings:
     sources: tuple[Table, ...] = setting(
         tables, "several sources that are mixed, each a table with its `source` and settings", default=()
     )
-    length: str = setting(text, "the key whose length decides the bucket")
+    length: str = setting(
+        text,
+        "the key whose length decides the bucket; required without `rows`, which makes one bucket then",
+        default="",
+    )
     transforms: tuple[str, ...] = setting(texts, "transforms in order: built-in names, or module:function", default=())
     filter: str = setting(
         text,
@@ -326,18 +330,28 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
     return merged
 
 
+#: Settings of which a stream has one form; one that it has itself takes the place of the others that it would inherit.
+_EXCLUDED = {
+    "source": ("sources",),
+    "sources": ("source",),
+    "budget": ("rows",),
+    "rows": ("budget", "max_rows", "rows_multiple", "quadratic_length", "limits"),
+}
+
+
 def _inherited(model: Table, own: Table) -> Table:
     """Return the settings that a stream inherits.
 
-    The other form of sources is left out, and so are tables of transforms that the stream does not have.
+    The other form of sources and of the size of batches is left out, and so are tables of transforms that the stream
+    does not have.
     """
-    other_form = "sources" if "source" in own else "source" if "sources" in own else ""
+    other_forms = {other for name, others in _EXCLUDED.items() if name in own for other in others}
     # Such a table would be an unknown setting of a stream without that transform.
     gone = _transform_tables(model) - _transform_tables({**model, **own})
     return {
         key: value
         for key, value in model.items()
-        if key != other_form and not (key in gone and isinstance(value, dict))
+        if key not in other_forms and not (key in gone and isinstance(value, dict))
     }
 
 
