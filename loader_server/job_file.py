@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.job_folder import JobFolder
 from loader_server.planning import PlanSettings
+from loader_server.planning.batch_size import refuse_wrong_size
 from loader_server.processor.capping import refuse_unfit
 from loader_server.sources.chunks.cutting import ChunkRule, ChunkSettings
 from loader_server.sources.files.file_facts import CacheSettings, FilePlaces
@@ -28,7 +29,7 @@ from loader_server.transforms.find import table_names
 from shared.errors import SettingsError
 from shared.extras import MissingLibraryError
 from shared.settings.job import StreamSettings
-from shared.settings.tables import read_tables
+from shared.settings.tables import placing, read_tables
 from shared.wire.payload import PayloadEncoding
 
 if TYPE_CHECKING:
@@ -277,6 +278,8 @@ class JobFile(JobFolder):
         flat, tables, named = _divided(table, _names_in(*classes))
         settings, chunks, plan, *of_source = read_tables(classes, flat, where, also_known=named)
         _refuse_both_forms(settings, where)
+        with placing(where):
+            refuse_wrong_size(plan, settings.length)
         sources = self._sources(self._of_job(name, cuts=chunks.chunk is not None), settings, of_source, where)
         if settings.evaluation:
             _refuse_changing(plan, where)
@@ -389,7 +392,7 @@ def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> No
 
     Settings of that name that the source has itself, as `own` lists them, are allowed.
     """
-    planning = {"length", "transforms", "filter"} | _names_in(ChunkSettings, PlanSettings)
+    planning = {"length", "transforms", "filter", "padding"} | _names_in(ChunkSettings, PlanSettings)
     for key in sorted(table.keys() & planning - _names_in(own)):
         raise SettingsError(
             expected="no setting for batches or transforms, because the pipeline itself makes whole batches",

@@ -20,14 +20,19 @@ from loader_server.job_file import JobFile
 from loader_server.own_code import OwnCode, own_code
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import LEFT_OUT, PLANNER_VERSION, OrdinalPlan, Plan
+from loader_server.planning.batch_size import refuse_number_of_samples
+from loader_server.planning.settings import NO_KEY
 from loader_server.processor.native_code import native_names
+from loader_server.sources.audio.recordings import has_recordings
 from loader_server.sources.chunks.source import ChunkedSource
 from loader_server.sources.pipeline.base_samples import BaseSamples
 from loader_server.sources.source import decoded
 from loader_server.sources.whole_source import WholeSource
 from loader_server.transforms.chain import BYTES_VERSION
+from loader_server.transforms.padding import padding_of, words_of, zeros_for_tokens
 from shared.errors import SettingsError
 from shared.hashing import fingerprint
+from shared.settings.tables import placing
 from shared.wire.batch_layout import RESET, BucketShape, Field, fields_of_batch
 
 if TYPE_CHECKING:
@@ -71,7 +76,9 @@ class _Lengths:
         self.fingerprint = fingerprint(joined.fingerprint, repr(chain.fields), *chain.shaping, *filtered)
 
     def lengths(self, key: str, start: int, stop: int) -> NDArray[np.int64]:
-        lengths = self._joined.lengths(self._chain, key, start, stop)
+        lengths = (
+            np.ones(stop - start, np.int64) if key == NO_KEY else self._joined.lengths(self._chain, key, start, stop)
+        )
         if self._filter is None or key != self._bucketed:
             return lengths
         return np.where(self._joined.passing(self._filter, self._chain, start, stop), lengths, LEFT_OUT)
@@ -117,8 +124,14 @@ class Stream:
         self.fields += (RESET,) if self.carries else ()
         #: The shapes of batches.
         self.shapes = tuple(self.shape(bucket) for bucket in self.plan.buckets)
+        #: What fills the cells of each key that hold no sample; a key that is not here has 0 there.
+        self.padding = padding_of(
+            recipe.settings.padding, self.chain.fields, self.chain.steps, self.float32, recipe.where
+        )
+        #: Keys with the transform and id of a padding token, which batches have 0 instead of without anybody's choice.
+        self.padded_with_zeros = zeros_for_tokens(self.chain.steps, recipe.settings.padding)
         #: A hash of the plan and the element spec: batches of equal digest and number are the same batch.
-        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes))
+        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes), *words_of(self.padding))
 
     @property
     def sources(self) -> tuple[OpenedSource, ...]:
@@ -139,16 +152,18 @@ class Stream:
         sources = _parts(joined, recipe) if recipe.plan.weights else (0,)
         refuse_wrong_keys(recipe, fields)
         self.table = _Lengths(joined, self.chain, recipe, sources)
-        return Plan.make(
-            self.table,
-            recipe.plan,
-            key=recipe.settings.length,
-            seed=self.seed,
-            progress=progress,
-            per_second={field.key: field.per_second for field in fields if field.padded},
-            keeper=PlanKeeper(job.index_folder(recipe.name)),
-            sources=sources,
-        )
+        rates = {field.key: field.per_second for field in fields if field.padded}
+        with placing(recipe.where):
+            return Plan.make(
+                self.table,
+                recipe.plan,
+                key=recipe.settings.length,
+                seed=self.seed,
+                progress=progress,
+                per_second=rates if recipe.settings.length else {**rates, NO_KEY: None},
+                keeper=PlanKeeper(job.index_folder(recipe.name)),
+                sources=sources,
+            )
 
     def shape(self, planned: BucketShape) -> BucketShape:
         """Return a planned shape; in a packed stream with the lengths of all padded fields.
@@ -409,9 +424,10 @@ def _parts(joined: SourceSet, recipe: StreamRecipe) -> tuple[int, ...]:
 
 
 def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
-    """Raise a SettingsError if outputs share a name, or `length` names no output with a padded axis.
+    """Raise a SettingsError if outputs share a name, or `length` is given and names no output with a padded axis.
 
-    The names weight, tag, reset and <key>_length for each padded key are taken already, as every batch has them.
+    Raise it as well for a budget in samples if no output is made of recordings. The names weight, tag, reset and
+    <key>_length for each padded key are taken already, as every batch has them.
     """
     made = [field.key for field in (*fields_of_batch(fields), RESET)]
     twice = sorted({key for key in made if made.count(key) > 1})
@@ -423,10 +439,14 @@ def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
             remedy="Give the output another name.",
         )
     padded = [field.key for field in fields if field.padded]
-    if recipe.settings.length not in padded:
+    if recipe.settings.length not in (*padded, NO_KEY):
         raise SettingsError(
             expected="length = " + (" or ".join(f'"{key}"' for key in padded) or "a key with a padded axis"),
             got=f'"{recipe.settings.length}"' + (", which is padded nowhere" if recipe.settings.length in made else ""),
             where=f"{recipe.where}, length",
-            remedy="Name the key whose length decides the bucket; the transforms determine which keys there are.",
+            remedy="Name the key whose length decides the bucket; the transforms determine which keys there are."
+            + ("" if padded else " For batches of 32 samples without one, write rows = 32, and no length or budget."),
         )
+    if not has_recordings(fields):
+        with placing(recipe.where):
+            refuse_number_of_samples(recipe.plan.budget, recipe.settings.length)

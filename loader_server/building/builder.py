@@ -20,6 +20,7 @@ import numpy as np
 
 from loader_server.building.build_counts import Built
 from loader_server.building.culprits import KnownCulprits, kills
+from loader_server.building.empty_cells import write_padding
 from loader_server.building.fallbacks import Fallbacks
 from loader_server.building.finite_check import FiniteCheck
 from loader_server.building.places import places_of
@@ -276,8 +277,9 @@ class Builder:
         # Masking cleared places after the valid rows were counted.
         if not_finite and self.stream.masks_not_finite:
             rows = int(arrays["weight"].sum())
-        key = self.stream.settings.length
-        space, length = arrays[key].shape[:2]
+        # Last, because masking clears places to 0; the values themselves are finite and rounded already.
+        write_padding(arrays, self.stream)
+        space, length, filled = _cells(arrays, self.stream.settings.length)
         return Built(
             rows=rows,
             masked=batch.masked,
@@ -288,7 +290,7 @@ class Builder:
             decode_us=batch.decode_ns // 1000,
             read_us=prepared.read_us,
             cells=space * length,
-            sample_cells=int(arrays[f"{key}_length"].sum()),
+            sample_cells=filled,
             masked_cells=(space - rows) * length,
             kept=len(prepared.kept),
             decoded=batch.decoded,
@@ -481,3 +483,14 @@ class Builder:
             where=stream.source.name(sample),
             remedy=blame_for_length(stream.chain, values, lengths, (stream.seed, epoch, sample)),
         )
+
+
+def _cells(arrays: Mapping[str, NDArray[Any]], key: str) -> tuple[int, int, int]:
+    """Return the rows of a batch, the cells of each, and how many hold values of samples.
+
+    They are counted in steps of the bucketed key; without one, a row is one cell.
+    """
+    if not key:
+        return len(arrays["weight"]), 1, int(arrays["weight"].sum())
+    space, length = arrays[key].shape[:2]
+    return space, length, int(arrays[f"{key}_length"].sum())

@@ -1,7 +1,7 @@
 """Notes of `index` and `plan` on how transforms treat a source's data, and of `plan` on their code.
 
-They cover letters that are dropped or folded, recordings whose rate is below what features are made for, and native
-code that may not keep to the job's processor level.
+They cover letters that are dropped or folded, recordings whose rate is below what features are made for, native code
+that may not keep to the job's processor level, and tokens that are padded with another id than their tokenizer's.
 
 Rules: facts are plain numbers and strings, ready for JSON; the lines for people are made from them.
 """
@@ -81,6 +81,7 @@ def lines_of(notes: Facts) -> Iterator[str]:
         yield f"characters: {_letters_line(notes['letters'])}"
     yield from map(_rate_line, notes.get("low_rates", ()))
     yield from native_code_lines(notes.get("native_code", {}))
+    yield from (_padding_line(key, *note) for key, note in notes.get("padding", {}).items())
 
 
 def _letters_line(counts: Facts) -> str:
@@ -105,6 +106,13 @@ def _letters_line(counts: Facts) -> str:
     if masks:
         parts.append(f"{counts['samples_unknown']:,} samples are masked")
     return "; ".join(parts)
+
+
+def _padding_line(key: str, tokenizer: str, token: int) -> str:
+    return (
+        f'{tokenizer}: the padding token of "{key}" is {token}, and batches are padded with 0: write '
+        f'padding = {{ {key} = "tokenizer" }}, or {{ {key} = 0 }} to leave it so'
+    )
 
 
 def _rate_line(rate: Facts) -> str:

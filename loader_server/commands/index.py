@@ -16,6 +16,7 @@ from loader_server.index.folder import read_meta
 from loader_server.index.make import IndexReport, IndexRequest, make_index, unchanged_index
 from loader_server.index.request import kept_counts
 from loader_server.job_file import read_job
+from loader_server.planning.settings import NO_KEY
 from loader_server.sources.source import Source
 from loader_server.stream import open_source, open_sources, refuse_wrong_keys, sources_of
 from loader_server.transforms.characters import Characters, CharactersSettings
@@ -184,7 +185,7 @@ def _chain(recipe: StreamRecipe, source: Source) -> Chain:
     """
     chain = recipe.chain(source.fields)
     settled = not (recipe.whole or chain.measured or len(recipe.sources) > 1)
-    if settled and all(field.key != recipe.settings.length for field in chain.fields):
+    if settled and recipe.settings.length not in (NO_KEY, *(field.key for field in chain.fields)):
         refuse_wrong_keys(recipe, chain.fields)
     return chain
 

@@ -109,6 +109,8 @@ def _facts(stream: Stream, group: int, epoch: int) -> dict[str, Any]:
             notes[title] = of_source
     if stream.unproved_code:
         notes.setdefault(stream.name, {})["native_code"] = stream.unproved_code
+    if stream.padded_with_zeros:
+        notes.setdefault(stream.name, {})["padding"] = stream.padded_with_zeros
     found = {"digest": stream.digest} | plan_report.facts(stream.plan, group, epoch)
     mixture = plan_report.mixture(stream.plan, stream.part_names, epoch)
     return found | ({"mixture": mixture} if mixture else {}) | ({"notes": notes} if notes else {})

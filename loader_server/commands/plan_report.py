@@ -82,17 +82,18 @@ def facts(plan: Plan, group: int, epoch: int = 0) -> Facts:
     return {
         "key": recipe.limits.key,
         "order": recipe.settings.order,
-        "objective": recipe.settings.objective,
+        "objective": "area" if recipe.settings.rows else recipe.settings.objective,
         "epoch": epoch,
         "group": group,
         "samples": int(plan.window_counts(epoch).sum()),
         "dropped": recipe.tally.dropped_by_reason(),
+        "rows": recipe.settings.rows,
         "above_budget": _above_budget(recipe, blocks),
         "buckets": _buckets(plan, blocks),
         "shapes": len(set(zip(blocks.rows[used].tolist(), blocks.lengths[used].tolist(), strict=True))),
         "batches": opened.batches,
         "most_batches": plan.most_batches(group),
-        "batches_ratio": batches * recipe.limits.budget / total,
+        "batches_ratio": None if recipe.settings.rows else batches * recipe.limits.budget / total,
         "padding": blocks.padding(total, filled if unspilled is None else unspilled),
     } | ({"curriculum": [_stage(plan, stage, group) for stage in plan.stages]} if len(plan.stages) > 1 else {})
 
@@ -182,10 +183,10 @@ def _totals(plan: Facts) -> dict[str, str]:
         "order": f"{plan['order']}, least {plan['objective']}, groups of {plan['group']}",
         "samples": f"{plan['samples']:,}",
         "dropped": dropped,
-        "above the budget": f"{plan['above_budget']['batches']:,} batches",
+        **({} if plan["rows"] else {"above the budget": f"{plan['above_budget']['batches']:,} batches"}),
         "shapes in use": str(plan["shapes"]),
         "batches an epoch": f"{plan['batches']:,} (at most {plan['most_batches']:,})",
-        "batches x budget / lengths": f"{plan['batches_ratio']:.4f}",
+        **({} if plan["rows"] else {"batches x budget / lengths": f"{plan['batches_ratio']:.4f}"}),
         "padding, all": f"{plan['padding']['all']:.2%}",
         "  in time": f"{plan['padding']['time']:.2%}",
         "  by leftovers in larger buckets": f"{plan['padding']['leftovers']:.2%}",
@@ -310,7 +311,7 @@ def _above_budget(recipe: Recipe, blocks: _Blocks) -> Facts:
         "batches": int(blocks.batches[used > limits.budget].sum()),
         "samples": int(tally.above[0]),
         "longest": int(tally.lengths[-1]),
-        "budget": limits.budget,
+        "budget": None if recipe.settings.rows else limits.budget,
     }
     return above | {"advice": _advice(recipe, above, int(used.max())) if above["batches"] else ""}
 

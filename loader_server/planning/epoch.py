@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader_server.planning.settings import NO_KEY
 from loader_server.planning.tally import bucket_of
 from loader_server.planning.windows.lanes import in_lanes
 from loader_server.planning.windows.packing import in_rows
@@ -223,5 +224,5 @@ class EpochPlan:
         if recipe.fixed_shapes:
             return recipe.shapes[int(planned.buckets[group])]
         longest = {key: np.maximum(lengths[group : group + 1], 1) for key, lengths in planned.longest.items()}
-        lengths = {key: int(recipe.limits.padded(column)[0]) for key, column in longest.items()}
+        lengths = {key: int(recipe.limits.padded(column)[0]) for key, column in longest.items() if key != NO_KEY}
         return BucketShape(rows=int(planned.rows[group]), lengths=lengths)

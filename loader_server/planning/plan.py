@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader_server.planning.batch_size import refuse_wrong_size
 from loader_server.planning.epoch import EpochPlan, PlannedBatch, Recipe
 from loader_server.planning.order import Arrangement, DataPass, MixedSource, arranged, mixture_of
-from loader_server.planning.settings import limits_by_epoch, limits_of
+from loader_server.planning.settings import NO_KEY, limits_by_epoch, limits_of
 from loader_server.planning.stages import Keeper, kept_tally, stages_of
 from loader_server.planning.tally import tally_lengths
 from loader_server.planning.windows.fill import groups_needed
@@ -67,10 +68,13 @@ class Plan:
     ) -> Plan:
         """Plan a stream whose samples are bucketed by `key`; if the `keeper` has this plan, no lengths are read.
 
+        With `NO_KEY` they are in one bucket; then the table has a length of 1 under that key for each sample.
+
         For mixing by weight, `sources` has the number of each source's first sample, which starts a segment. Raise
         SettingsError if settings do not fit the stream or each other, or if an epoch might be empty, and DataError if
         no sample is left to plan. Errors of the table pass through.
         """
+        refuse_wrong_size(settings, key)
         limits = limits_of(settings, key=key, per_second=per_second)
         if settings.packing is not None and len(table.keys) > 1:
             raise SettingsError(
@@ -253,6 +257,7 @@ def _shapes(settings: PlanSettings, limits: Limits, tally: LengthTally) -> tuple
         rows = limits.rows({limits.key: limits.padded(shortest)})
     else:
         rows = limits.rows(lengths)
+    lengths.pop(NO_KEY, None)  # samples have no such value
     return tuple(
         BucketShape(rows=int(rows[bucket]), lengths={key: int(of[bucket]) for key, of in lengths.items()})
         for bucket in range(len(tally.edges))
@@ -264,8 +269,9 @@ def _digest(table: LengthTable, settings: PlanSettings, limits: tuple[Limits, ..
 
     Settings enter both as written and in steps: a key's steps a second may change while the text stays.
     """
-    # `carry`, a setting added later, enters the digest only when it is set, so that older plans stay valid.
-    fields = [field.name for field in dataclasses.fields(settings) if field.name != "carry" or settings.carry]
+    # Settings that were added later enter the digest only when they are set, so that older plans stay valid.
+    later = {name for name in ("carry", "rows") if not getattr(settings, name)}
+    fields = [field.name for field in dataclasses.fields(settings) if field.name not in later]
     written = [f"{name}={getattr(settings, name)!r}" for name in fields]
     steps = [f"{name}={value!r}" for stage in limits for name, value in dataclasses.asdict(stage).items()]
     return fingerprint(

@@ -21,7 +21,25 @@ from shared.settings.parsers import Amount, amount, choice, flag, setting, whole
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MOST_SHAPES", "Limits", "PlanSettings", "Shapes", "length_amount", "limits_by_epoch", "limits_of"]
+__all__ = [
+    "MOST_SHAPES",
+    "NO_KEY",
+    "ROWS_INSTEAD",
+    "UNLIMITED",
+    "Limits",
+    "PlanSettings",
+    "Shapes",
+    "length_amount",
+    "limits_by_epoch",
+    "limits_of",
+]
+
+#: The bucketed key of a stream without `length`: each sample has one step of it, so that all are in one bucket.
+NO_KEY = ""
+#: What to write if a budget is not what is meant.
+ROWS_INSTEAD = "For batches of 32 samples each, write rows = 32 instead of a budget."
+#: The budget of batches with a fixed number of rows: more than any batch uses.
+UNLIMITED = 2**62
 
 #: Most shapes that `shapes = "auto"` tries: each one costs a compilation.
 MOST_SHAPES = 32
@@ -141,9 +159,17 @@ def _flags(value: object) -> tuple[bool, ...]:
 class PlanSettings:
     """Settings that determine how a stream's samples become batches."""
 
-    budget: Amount = setting(
+    budget: Amount | None = setting(
         length_amount,
-        'the most that a batch may hold of the bucketed key, padding included, such as "300 s" or "4096 tokens"',
+        'the most that a batch may hold of the bucketed key, padding included, such as "300 s" or "4096 tokens"; '
+        "instead of it, `rows = 32` makes batches of 32 samples",
+        default=None,
+    )
+    rows: int = setting(
+        whole(1, 2**20),
+        "instead of a budget, the rows of each batch, whatever its shape: 32 makes batches of 32 samples, in the last "
+        "of which rows may be masked",
+        default=0,
     )
     shapes: Shapes = setting(
         _shapes,
@@ -219,7 +245,8 @@ class Limits:
 
     #: The bucketed key.
     key: str
-    #: The most that a batch may use: steps of the bucketed key, padding included, plus the quadratic term.
+    #: The most that a batch may use: steps of the bucketed key, padding included, plus the quadratic term; UNLIMITED
+    #: if all batches have equally many rows, which are `max_rows` and `rows_multiple` then.
     budget: int
     #: 0 if there is no limit but the budget.
     max_rows: int
@@ -293,7 +320,7 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
 
     With a curriculum, return the widest limits: a sample counts if it takes part in any epoch. Raise SettingsError if
     the budget is below one step, a key is not padded, `limits` or `sub_buckets` names the bucketed key, settings
-    exclude each other, or an amount is in seconds of a key without time.
+    exclude each other, or an amount is in seconds of a key without time. `batch_size` has checked budget and rows.
     """
 
     def steps(name: str, limit: Amount | None, of: str = key, *, up: bool = False) -> int:
@@ -305,13 +332,13 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
 
     _check_keys(settings, key, per_second)
     _check_together(settings)
-    budget = steps("budget", settings.budget)
+    budget = UNLIMITED if settings.rows else steps("budget", settings.budget)
     if budget < 1:
         raise SettingsError(
             expected=f'at least one step of "{key}"',
             got=str(settings.budget),
             where="budget",
-            remedy="Raise the budget.",
+            remedy=f"Raise the budget. {ROWS_INSTEAD}",
         )
     named = settings.shapes if isinstance(settings.shapes, tuple) else ()
     if settings.packing is not None:
@@ -322,8 +349,8 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
     return Limits(
         key=key,
         budget=budget,
-        max_rows=settings.max_rows,
-        rows_multiple=settings.rows_multiple,
+        max_rows=settings.rows or settings.max_rows,
+        rows_multiple=settings.rows or settings.rows_multiple,
         length_multiple=settings.length_multiple,
         quadratic=steps("quadratic_length", settings.quadratic_length),
         min_length=steps("min_length", settings.min_length, up=True),
@@ -417,7 +444,8 @@ def _steps_a_unit(name: str, limit: Amount, key: str, per_second: Mapping[str, f
             expected=f'an amount in steps of "{key}", such as "{limit.value:g} tokens"',
             got=f'"{limit}"',
             where=name,
-            remedy=f'The key "{key}" has no time: write {name} = "<number> tokens", or frames, characters, bytes.',
+            remedy=f'The key "{key}" has no time: write {name} = "<number> tokens", or frames, characters, bytes.'
+            + (f" {ROWS_INSTEAD}" if name == "budget" else ""),
         )
     return steps
 

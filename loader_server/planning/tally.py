@@ -288,7 +288,8 @@ def _edges(reading: _LengthPasses, settings: PlanSettings, first_look: Mapping[s
         total=total,
         budget=limits.budget,
         windows=window_count(int(reading.table.segments[-1]), settings.window, settings.order),
-        objective=settings.objective,
+        # With a fixed number of rows, any shapes make equally many batches: then only padding can be saved.
+        objective="area" if settings.rows else settings.objective,
     )
     shapes = settings.shapes if isinstance(settings.shapes, int) else None
     # With several shapes the rows of a batch, and so the lanes, would change from batch to batch.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shared.errors import SettingsError, require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import tensorflow as tf
 
@@ -38,6 +38,7 @@ class PipelineContext:
         base_dataset: tf.data.Dataset,
         default_max_rows: int = _MAX_ROWS,
         consumer_device: str = "",
+        padding: Mapping[str, Any] | None = None,
     ) -> None:
         #: The stream's name in the job.
         self.dataset_name = dataset_name
@@ -45,6 +46,7 @@ class PipelineContext:
         self.base_dataset = base_dataset
         #: Default rows of `padded_batch`.
         self.default_max_rows = default_max_rows
+        self._padding = padding or {}
         #: The device of `prefetch_to_consumer_device`; empty in a worker.
         self.consumer_device = consumer_device
         #: The part of the data to produce, for functions that open files themselves: `dataset.shard(shards, shard)`.
@@ -76,8 +78,21 @@ class PipelineContext:
         return dataset.map(with_lengths)
 
     def padded_batch(self, dataset: tf.data.Dataset, max_rows: int = 0) -> tf.data.Dataset:
-        """Batch `max_rows` elements (0: `default_max_rows`), zero-padded to the longest; TensorFlow's errors pass."""
-        return dataset.padded_batch(max_rows or self.default_max_rows)
+        """Batch `max_rows` elements (0: `default_max_rows`), padded to the longest; TensorFlow's errors pass.
+
+        Keys that still have the base's dtype are padded with the `padding` of its stream, all others with zeros.
+        """
+        rows, spec = max_rows or self.default_max_rows, dataset.element_spec
+        if not isinstance(spec, dict) or not self._padding.keys() & spec.keys():
+            return dataset.padded_batch(rows)
+        # None stands for TensorFlow's own padding: zeros, and empty strings.
+        values = {key: self._padding_like(key, part) for key, part in spec.items()}
+        return dataset.padded_batch(rows, padding_values=values)
+
+    def _padding_like(self, key: str, spec: Any) -> Any:
+        """Return what the base pads a key with; None if that is 0, or the key has another dtype by now."""
+        value = self._padding.get(key)
+        return value if value is not None and spec.dtype == value.dtype else None
 
     def map_producer_to_consumer(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Divide the pipeline: the part above runs in workers, the part below in trainers. Call it once.

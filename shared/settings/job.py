@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shared.bad_limit import BadLimit
 from shared.errors import SettingsError, require
@@ -16,6 +16,7 @@ from shared.settings.parsers import (
     BadValue,
     Table,
     bad_limit,
+    by_key,
     byte_count,
     choice,
     flag,
@@ -40,10 +41,13 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-__all__ = ["LARGEST_SAMPLE", "PROCESSORS", "Job", "JobSettings", "StreamSettings", "parse_job"]
+__all__ = ["LARGEST_SAMPLE", "PROCESSORS", "Job", "JobSettings", "PaddingValue", "StreamSettings", "parse_job"]
 
 #: Levels of x86-64 processors, as its psABI, glibc and numpy name them; each has all that those before it have.
 PROCESSORS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+
+#: What a key is padded with: a number, or "tokenizer" for the padding token of its tokenizer.
+PaddingValue: TypeAlias = "float | str"
 
 #: Default limit on a decoded sample's bytes: 4.6 hours of audio at 16 kHz.
 LARGEST_SAMPLE = 2**30
@@ -163,6 +167,13 @@ class JobSettings:
         return self.build_timeout
 
 
+def _padding_value(value: object) -> PaddingValue:
+    """Return a number, true or false, or "tokenizer"; raise BadValue for anything else."""
+    if isinstance(value, int | float) or (isinstance(value, str) and value == "tokenizer"):
+        return value
+    raise BadValue('a number, true, false or "tokenizer"')
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
     """Settings of every table [streams.<name>]; source, planner and transforms add their own."""
@@ -171,12 +182,22 @@ class StreamSettings:
     sources: tuple[Table, ...] = setting(
         tables, "several sources that are mixed, each a table with its `source` and settings", default=()
     )
-    length: str = setting(text, "the key whose length decides the bucket")
+    length: str = setting(
+        text,
+        "the key whose length decides the bucket; required without `rows`, which makes one bucket then",
+        default="",
+    )
     transforms: tuple[str, ...] = setting(texts, "transforms in order: built-in names, or module:function", default=())
     filter: str = setting(
         text,
         "a condition on lengths and columns, such as 'text / audio < 0.3': samples that do not meet it are left out",
         default="",
+    )
+    padding: tuple[tuple[str, PaddingValue], ...] = setting(
+        by_key(_padding_value),
+        "what fills a key where no sample is, instead of 0: `{ tokens = 3, labels = -100 }`, or "
+        '`{ tokens = "tokenizer" }` for the padding token of its tokenizer',
+        default=(),
     )
     like: str = setting(text, "another stream whose settings hold here too, unless said otherwise", default="")
     evaluation: bool = setting(
@@ -309,18 +330,28 @@ def _resolved(name: str, streams: Mapping[str, Table], where: str) -> Table:
     return merged
 
 
+#: Settings of which a stream has one form; one that it has itself takes the place of the others that it would inherit.
+_EXCLUDED = {
+    "source": ("sources",),
+    "sources": ("source",),
+    "budget": ("rows",),
+    "rows": ("budget", "max_rows", "rows_multiple", "quadratic_length", "limits"),
+}
+
+
 def _inherited(model: Table, own: Table) -> Table:
     """Return the settings that a stream inherits.
 
-    The other form of sources is left out, and so are tables of transforms that the stream does not have.
+    The other form of sources and of the size of batches is left out, and so are tables of transforms that the stream
+    does not have.
     """
-    other_form = "sources" if "source" in own else "source" if "sources" in own else ""
+    other_forms = {other for name, others in _EXCLUDED.items() if name in own for other in others}
     # Such a table would be an unknown setting of a stream without that transform.
     gone = _transform_tables(model) - _transform_tables({**model, **own})
     return {
         key: value
         for key, value in model.items()
-        if key != other_form and not (key in gone and isinstance(value, dict))
+        if key not in other_forms and not (key in gone and isinstance(value, dict))
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from shared.wire.batch_layout import BucketShape, Field, fields_of_batch
 from shared.wire.message_parts import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from loader_server.sources.batch_columns import Columns
 
@@ -129,6 +129,7 @@ class MemoryStream:
     seed = 7
     float32 = "float32"
     masks_not_finite = False
+    padding: Mapping[str, np.generic] = MappingProxyType({})
     values = Stream.values
 
     def __init__(

@@ -43,6 +43,10 @@ class SampleStream(Protocol):
         """Return the open source that reads the stream's samples, by `Source.read`."""
 
     @property
+    def padding(self) -> Mapping[str, np.generic]:
+        """Return what fills the cells of each key that hold no sample, without keys that have 0 there."""
+
+    @property
     def opened(self) -> str:
         """Return a text that changes whenever the samples may have changed."""
 
@@ -62,6 +66,8 @@ class BaseSamples:
     def __init__(self, stream: SampleStream, fields: tuple[Field, ...]) -> None:
         self._stream = stream
         self.fields = fields
+        #: What the stream pads its keys with, if it is not 0.
+        self.padding = stream.padding
         #: Several shards may run side by side, but only one thread at a time decodes.
         self._decoding = threading.Lock()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,8 @@ class PipelineOrder:
     max_rows: int = 1
     paths: Sequence[str] = ()
     base_fields: tuple[Field, ...] = ()
+    #: What the base stream pads its keys with, if it is not 0.
+    padding: Mapping[str, Any] = field(default_factory=dict)
     #: Gives the base stream's samples of an epoch and shard; none if there is no base.
     base: Callable[[int, int], Iterator[Element]] = lambda _epoch, _shard: iter(())
 
@@ -179,6 +181,7 @@ def _build(tf: Any, order: PipelineOrder, epoch: int, shard: int) -> tf.data.Dat
         dataset_name=order.name,
         base_dataset=samples_dataset(order.base_fields, lambda: order.base(epoch, shard)),
         default_max_rows=order.max_rows,
+        padding=order.padding,
     )
     context.where = order.where
     context.shard, context.shards, context.epoch, context.paths = shard, order.shards, epoch, order.paths

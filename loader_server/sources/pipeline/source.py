@@ -152,6 +152,7 @@ class PipelineSource(ShardedSource):
             max_rows=settings.max_rows,
             paths=[path if is_url(path) else str(self.base / path) for path in self._found_paths()],
             base_fields=self.base_fields,
+            padding=self._base.padding if self._base is not None else {},
             base=self._samples_of_base,
         )
 

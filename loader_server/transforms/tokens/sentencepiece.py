@@ -58,7 +58,9 @@ class SentencePiece(TextEncoder):
             key: _SentencePieceModel(model, add_bos=key in settings.bos, add_eos=key in settings.eos)
             for key, model in models.items()
         }
-        super().__init__(made, settings.dtype)
+        # -1 is the library's word for none, and what a model has unless it was trained with --pad_id.
+        padding = {key: model.pad_id() for key, model in models.items() if model.pad_id() >= 0}
+        super().__init__(made, settings.dtype, padding)
 
 
 class _SentencePieceModel:

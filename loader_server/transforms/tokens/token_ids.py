@@ -48,8 +48,10 @@ class TextModel(Protocol):
 class TextEncoder(OfColumns):
     """Transform that replaces each text by its ids."""
 
-    def __init__(self, models: Mapping[str, TextModel], dtype: str) -> None:
+    def __init__(self, models: Mapping[str, TextModel], dtype: str, padding_tokens: Mapping[str, int]) -> None:
         self._models = tuple(models.items())
+        #: The ids of the models' own padding tokens, by key: for `padding` of the stream, as texts are not padded here.
+        self.padding_tokens = padding_tokens
         self._dtype = np.dtype(dtype)
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["Tokenizers", "TokenizersSettings"]
 
 
+#: The names that padding tokens have in published tokenizers.
+_PADDING_TOKENS = ("[PAD]", "<pad>", "<|pad|>", "<PAD>")
+
 #: Texts per call. The library's result is 100 times as large as the text: 128 at a time cost 31 µs each, 8 to 32 cost
 #: 27.
 _AT_A_TIME = 16
@@ -56,14 +59,17 @@ class Tokenizers(TextEncoder):
     def __init__(self, settings: TokenizersSettings) -> None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         models, bos, eos = {key: _loaded(path) for key, path in settings.models}, dict(settings.bos), dict(settings.eos)
+        padding = {key: _padding_token(model) for key, model in models.items()}
         refuse_other_keys("bos", bos, models)
         refuse_other_keys("eos", eos, models)
         made: dict[str, TextModel] = {}
         for (key, model), (_, path) in zip(models.items(), settings.models, strict=True):
             refuse_narrow_dtype(settings.dtype, 1 + max(model.get_vocab(with_added_tokens=True).values()), path)
             first, last = _id("bos", bos.get(key), model, path), _id("eos", eos.get(key), model, path)
+            model.no_padding()
+            model.no_truncation()
             made[key] = _TokenizerModel(model, first, last, special_tokens=settings.special_tokens)
-        super().__init__(made, settings.dtype)
+        super().__init__(made, settings.dtype, {key: token for key, token in padding.items() if token is not None})
 
 
 class _TokenizerModel:
@@ -93,14 +99,11 @@ class _TokenizerModel:
 
 
 def _loaded(path: str) -> Any:
-    """Load a tokenizer, without its padding and truncation; raise SettingsError if the file is missing or none.
-
-    Raise ImportError without the library.
-    """
+    """Load a tokenizer; raise SettingsError if the file is missing or none, ImportError without the library."""
     from tokenizers import Tokenizer  # an extra
 
     try:
-        model = Tokenizer.from_file(path)
+        return Tokenizer.from_file(path)
     except Exception as error:  # the library raises nothing more exact
         raise SettingsError(
             expected="a tokenizer of the tokenizers library",
@@ -108,9 +111,15 @@ def _loaded(path: str) -> Any:
             where=f"models, {path}",
             remedy='Name the tokenizer.json that its save("tokenizer.json") wrote.',
         ) from None
-    model.no_padding()
-    model.no_truncation()
-    return model
+
+
+def _padding_token(model: Any) -> int | None:
+    """Return the id that the file pads with, else that of a token with a usual name; None if there is neither."""
+    if model.padding is not None:
+        return int(model.padding["pad_id"])
+    # Most files leave padding to the program: then only the name of a special token tells which one is meant for it.
+    special = {token.content: number for number, token in model.get_added_tokens_decoder().items() if token.special}
+    return next((special[name] for name in _PADDING_TOKENS if name in special), None)
 
 
 def _id(name: str, token: str | None, model: Any, path: str) -> list[int]:

@@ -23,7 +23,7 @@ from loader_server.transforms.declare import Declaration
 from loader_server.transforms.on_columns import OfColumns
 from shared.errors import DataError, ReadError
 from shared.hashing import digest64
-from shared.wire.batch_layout import BucketShape
+from shared.wire.batch_layout import BucketShape, Field, fields_of_batch
 from tests.support.in_memory import ColumnSource, GatheringSource, MemorySource, MemoryStream, Steps, memory_want
 from tests.support.transforms import Panic
 
@@ -114,6 +114,48 @@ def test_packed_samples_share_rows_and_are_told_apart(make: Callable[..., Builde
     assert arrays["weight"].tolist() == [1, 0, 1, 0, 0]
     assert arrays["tag"].tolist() == [4, -1, 7, -1, -1]
     assert (built.rows, built.masked, built.cells, built.masked_cells) == (2, 0, 75, 45)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource, ColumnSource])
+def test_padding_fills_each_cell_that_holds_no_sample_and_changes_nothing_else(
+    make: Callable[..., Builder], source: type[MemorySource], *, packed: bool, empty: bool
+) -> None:
+    bad = {5: raising(ValueError())} if source is MemorySource else {}
+    want = memory_want(1, empty=empty)
+    _, zeros = build(make(source(on_decode=bad), packed=packed), want)
+    builder = make(source(on_decode=bad), packed=packed)
+    builder.stream.padding = {"tokens": np.int32(3)} | ({} if packed else {"third": np.float32(-1)})
+    _, arrays = build(builder, want)
+    # Tokens are never 0 in this source, so each 0 is padding.
+    assert arrays.pop("tokens").tolist() == np.where(zeros["tokens"] == 0, 3, zeros.pop("tokens")).tolist()
+    third, masked = zeros.pop("third", np.zeros(0)), zeros["weight"] == 0
+    if not packed:
+        assert arrays.pop("third").tolist() == np.where(masked, -1, third).tolist()
+        assert masked.sum() == (5 if empty else 2 if bad else 1)
+    np.testing.assert_equal(arrays, zeros)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_row_masked_for_an_infinite_value_is_padded_too(make: Callable[..., Builder], *, packed: bool) -> None:
+    def infinite(sample: int) -> dict[str, Any]:
+        return {"tokens": np.full(5, np.inf if sample == 6 else sample, np.float32)}
+
+    source = MemorySource()
+    source.decode = lambda sample, _: infinite(sample)  # type: ignore[method-assign]
+    builder = make(source, packed=packed)
+    tokens = Field(key="tokens", dtype="float32", shape=(None,))
+    builder.stream.chain = builder.stream.chain.bound((tokens,))
+    builder.stream.fields = (*fields_of_batch((tokens,)), *builder.stream.fields[-2 if packed else 99 :])
+    builder.stream.masks_not_finite, builder.stream.padding = True, {"tokens": np.float32(-2)}
+    built, arrays = build(Builder(builder.stream, builder._quarantine, Steps()), memory_want(1))
+    assert (built.masked, built.not_finite) == (1, (("tokens", 1),))
+    assert arrays["tokens"].tolist() == (
+        [[4.0] * 5 + [5.0] * 5 + [-2.0] * 5, [-2.0] * 15, [7.0] * 5 + [-2.0] * 10, [-2.0] * 15, [-2.0] * 15]
+        if packed
+        else [[4.0] * 5 + [-2.0], [5.0] * 5 + [-2.0], [-2.0] * 6, [7.0] * 5 + [-2.0], [-2.0] * 6]
+    )
 
 
 @pytest.mark.parametrize("kind", [MemorySource, ColumnSource])

@@ -63,7 +63,7 @@ def log_normal(size: int, median: float = 1200.0, spread: float = 0.5, seed: int
 
 
 def settings_of(**table) -> PlanSettings:
-    return read_table(PlanSettings, {"budget": "300 s"} | table, "test")
+    return read_table(PlanSettings, ({} if "rows" in table else {"budget": "300 s"}) | table, "test")
 
 
 def plan_of(

@@ -79,6 +79,18 @@ def test_an_evaluation_takes_no_part_of_the_data_from_the_stream_that_it_is_like
         assert parse_job(model + own, "here").streams["b"]["epoch_parts"] == 4
 
 
+def test_rows_take_the_place_of_a_budget_and_its_limits_and_a_budget_that_of_rows():
+    model = (
+        '[job]\nname = "x"\n[streams.a]\nbudget = "1 s"\nmax_rows = 8\nlimits = { text = "9 tokens" }\n[streams.b]\n'
+    )
+    dev = {"evaluation": True, "like": "a"}
+    assert parse_job(model + 'like = "a"\nrows = 8', "here").streams["b"] == dev | {"rows": 8}
+    kept = {"max_rows": 8, "limits": {"text": "9 tokens"}}
+    assert parse_job(model + 'like = "a"\nbudget = "2 s"', "here").streams["b"] == dev | {"budget": "2 s"} | kept
+    model = '[job]\nname = "x"\n[streams.a]\nrows = 8\nlength = "x"\n[streams.b]\nlike = "a"\nbudget = "1 s"'
+    assert parse_job(model, "here").streams["b"] == dev | {"length": "x", "budget": "1 s"}
+
+
 def test_an_evaluation_takes_the_last_stage_of_the_curriculum_of_the_stream_that_it_is_like():
     curriculum = 'max_length = { 0 = "4 s", 10 = "16 s", 9 = "8 s" }\n'
     model = f'[job]\nname = "x"\n[streams.a]\n{curriculum}[streams.b]\nlike = "a"\n'

@@ -58,6 +58,26 @@ def test_a_shard_has_its_own_samples_and_draws_its_own_numbers():
     assert sorted(length for one in first for length in one["text_length"]) == [1, 2, 3, 4, 5]
 
 
+def test_batches_of_the_bases_samples_are_padded_as_the_base_is():
+    def function(context):
+        data = context.base_dataset.map(lambda one: one | {"added": tf.cast(one["text"], tf.float32)})
+        return context.map_producer_to_consumer(context.padded_batch(data))
+
+    first, *_ = elements(run_of(function, shard=1, padding={"text": np.int32(7), "gone": np.int32(9)}))
+    assert first["text"].tolist() == [[1, 7], [1, 1]]
+    assert first["added"].tolist() == [[1, 0], [1, 1]]
+
+    def without_keys(context):
+        return context.padded_batch(context.base_dataset.map(lambda one: one["text"])).map(lambda text: {"text": text})
+
+    def as_bytes(context):
+        return context.padded_batch(context.base_dataset.map(lambda one: {"text": tf.cast(one["text"], tf.uint8)}))
+
+    for dataset in (without_keys, as_bytes):
+        first, *_ = elements(run_of(marked(dataset), shard=1, padding={"text": np.int32(7)}))
+        assert first["text"].tolist() == [[1, 0], [1, 1]]
+
+
 def test_lengths_by_the_name_of_an_axis_get_plain_names():
     data = Dataset.from_tensors({"data": [[1.0]], "size:data:0": 1, "size:data:1": 2})
     run = run_of(marked(lambda _: data))

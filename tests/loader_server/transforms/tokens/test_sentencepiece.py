@@ -12,6 +12,7 @@ from sentencepiece import SentencePieceProcessor
 from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms import find
 from loader_server.transforms.chain import Chain
+from loader_server.transforms.padding import padding_tokens
 from shared.errors import SettingsError
 from tests.support.token_models import TEXTS, assert_same_together, train_sentencepiece
 
@@ -121,3 +122,11 @@ def test_without_the_library_the_extra_is_named(folder: Path, monkeypatch: pytes
         SettingsError, match=r"got none of that name is installed\. Run `pip install 'stoker\[sentencepiece\]'`\.$"
     ):
         made(folder, models={"text": "a.model"})
+
+
+@pytest.mark.parametrize("token", [-1, 0, 3])
+def test_the_padding_token_is_that_which_the_model_was_trained_with(tmp_path: Path, token: int) -> None:
+    others = {"unk_id": 4} if token == 0 else {}
+    train_sentencepiece(tmp_path / "a.model", pad_id=token, **others)
+    (step,) = made(tmp_path, models={"text": "a.model"}).steps
+    assert padding_tokens([step]) == ({} if token < 0 else {"text": token})

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms.chain import Chain
+from loader_server.transforms.padding import padding_tokens
 from shared.errors import SettingsError
 from tests.support.token_models import TEXTS, assert_same_together, train_tokenizer
 
@@ -158,3 +159,18 @@ def test_another_vocabulary_makes_another_fingerprint(folder: Path) -> None:
     assert after.recipe != before.recipe
     assert ids(after, text="the fox") != ids(before, text="the fox")
     assert ids(after, text="the fox") == ids(made(folder, models={"text": "b.json"}), text="the fox")
+
+
+@pytest.mark.parametrize(("special", "pads_with", "token"), [
+    ((), None, None), (("<pad>",), None, "<pad>"), (("<pad>", "[PAD]"), None, "[PAD]"), (("<pad>",), "</s>", "</s>"),
+])  # fmt: skip
+def test_the_padding_token_is_that_of_the_file_or_one_with_a_usual_name(
+    folder: Path, tmp_path: Path, special: tuple[str, ...], pads_with: str | None, token: str | None
+) -> None:
+    tokenizer = Tokenizer.from_file(f"{folder}/a.json")
+    tokenizer.add_special_tokens(list(special))
+    if pads_with is not None:
+        tokenizer.enable_padding(pad_id=tokenizer.token_to_id(pads_with), pad_token=pads_with)
+    tokenizer.save(f"{tmp_path}/a.json")
+    (step,) = made(tmp_path, models={"text": "a.json"}).steps
+    assert padding_tokens([step]) == ({} if token is None else {"text": tokenizer.token_to_id(token)})
