@@ -2,35 +2,29 @@
 
 Rules: segments are whole groups, so a window needs each group once; decoded groups are kept in memory of a fixed size.
 Rows with a null are bad, and so are texts that are not UTF-8. Where no column is a list of varying length, the first
-axis of each sample counts as its length. A format says which groups a file has, and reads the columns of a group.
+axis of each sample counts as its length. Recordings and images are kept as their files' bytes, and decoded sample by
+sample. A format says which groups a file has, and reads the columns of a group.
 """
 
 from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from dataclasses import asdict, dataclass, field
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.arrays.arrow_columns import (
-    ColumnKind,
-    ColumnValues,
-    kinds_of,
-    lengths_and_faults,
-    refuse_other_columns,
-    unusable,
-    value_of,
-    values_of,
-)
+from loader_server.sources.arrays.arrow_columns import ColumnValues, lengths_and_faults, value_of, values_of
+from loader_server.sources.arrays.arrow_types import ColumnKind, kinds_of, refuse_other_columns, unusable
+from loader_server.sources.arrays.columnar_files import BROKEN, ColumnarSettings, GroupsOfFile, text_of
+from loader_server.sources.arrays.file_columns import FileColumns, column_in_batch, common_rates
 from loader_server.sources.arrays.row_groups import RowGroups
 from loader_server.sources.batch_columns import fields_of_rows, joined_parts, parted
 from loader_server.sources.files.opening import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory, Source
-from shared.settings.parsers import byte_count, setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,36 +33,13 @@ if TYPE_CHECKING:
 
     from shared.wire.batch_layout import Field
 
-__all__ = ["ColumnarSettings", "ColumnarSource", "GroupsOfFile"]
+__all__ = ["ColumnarSource"]
 
-#: What reading broken files raises; pyarrow's own errors are of these kinds. An OSError with an
-#: errno is not pyarrow's but the disk's.
-_BROKEN = (OSError, ValueError, KeyError, NotImplementedError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnarSettings:
-    """Settings of a stream with source = "parquet" or "arrow", besides those of every stream."""
-
-    paths: tuple[str, ...] = setting(texts, "files of one schema, or folders of them, relative to the job file")
-    columns: tuple[str, ...] = setting(texts, "the columns that are read; all, if left out", default=())
-    cache: int = setting(
-        byte_count, "how much decoded data each worker keeps; a window should fit", default=512 * 2**20
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsOfFile:
-    """A file's columns with their Arrow types, and its groups.
-
-    For each group `rows` is its number of rows, and `places` where it is, in the format's own terms.
-    """
-
-    types: Mapping[str, Any]
-    #: Rows of each group.
-    rows: list[int] = field(default_factory=list)
-    #: Where each group is: its number in the file, or the byte where it begins.
-    places: list[int] = field(default_factory=list)
+#: The most samples of a segment with recordings or images, unless a single group has more: theirs are large, and a
+#: worker should be able to keep the groups of a window.
+_FILES_IN_SEGMENT = 256
+#: Rows of a piece with recordings or images, whose headers are looked at one by one.
+_FILES_IN_PIECE = 64
 
 
 class ColumnarSource(Source):
@@ -79,7 +50,7 @@ class ColumnarSource(Source):
 
     Settings = ColumnarSettings
     piece_rows = 2**16
-    gathers = reads_ahead = True
+    reads_ahead = True
     settings: ColumnarSettings
 
     # --- what a format says ---
@@ -93,7 +64,7 @@ class ColumnarSource(Source):
 
     @abstractmethod
     def _look_at(self, path: str) -> GroupsOfFile:
-        """Return the columns and groups of a file; raise an error of `_BROKEN` if it is damaged or the disk fails.
+        """Return the columns and groups of a file; raise an error of `BROKEN` if it is damaged or the disk fails.
 
         Raise a DataError if it cannot be opened, or a ReadError if a remote one cannot be fetched. Other errors of
         `Files` pass.
@@ -103,7 +74,7 @@ class ColumnarSource(Source):
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
         """Return these columns of one group, as Arrow arrays.
 
-        Raise an error of `_BROKEN` if the group is damaged or the disk fails, a DataError if the file cannot be opened,
+        Raise an error of `BROKEN` if the group is damaged or the disk fails, a DataError if the file cannot be opened,
         or a ReadError if a remote one cannot be fetched. Other errors of `Files` pass.
         """
 
@@ -117,18 +88,41 @@ class ColumnarSource(Source):
         from the first file in its schema; a ReadError if a store cannot be asked or read. SettingsError and
         MachineError of `_paths` and `_groups_in` pass through.
         """
-        paths, kinds = self._paths(), list[ColumnKind]()
+        paths, kinds, features = self._paths(), list[ColumnKind](), dict[str, str]()
         found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
         for number, path in enumerate(paths):
             groups = self._groups_in(path)
             own = kinds_of(groups.types, self.settings.columns, self.files.where(path))
             refuse_other_columns(kinds or own, own, self.files.where(path))
-            kinds = kinds or own
+            kinds, features = kinds or own, features or dict(groups.features)
             kept = [at for at, rows in enumerate(groups.rows) if rows]
             found["file"] += [number] * len(kept)
             found["place"] += [groups.places[at] for at in kept]
             found["rows"] += [groups.rows[at] for at in kept]
-        return {**found, "columns": [{**asdict(kind), "inner": list(kind.inner)} for kind in kinds]}
+        kinds = [self._settled(kind, features.get(kind.key, ""), found) for kind in kinds]
+        return {**found, "columns": [kind.to_json() for kind in kinds]}
+
+    def _settled(self, kind: ColumnKind, feature: str, found: Mapping[str, Any]) -> ColumnKind:
+        """Return a column's kind with what only its rows tell, such as the shape of its images.
+
+        As many of the `found` groups are read as that takes, none for most kinds. Raise a DataError if one cannot be
+        read or if the rows do not tell; errors of `_read_group` that are none of `BROKEN` pass.
+        """
+        places = zip(found["file"], found["place"], strict=True)
+        groups = (self._column_of(found["paths"][file], place, kind.key) for file, place in places)
+        return self._file_columns.settled(kind, feature, groups, ", ".join(self.settings.paths))
+
+    def _column_of(self, path: str, place: int, key: str) -> Any:
+        """Return a column of a group; raise a DataError if it cannot be read, and what `_settled` lets pass."""
+        try:
+            return self._read_group(path, place, [key])[0]
+        except BROKEN as error:
+            raise unusable(self.files.where(path), f'"{key}" that can be decoded', text_of(error)) from None
+
+    @cached_property
+    def _file_columns(self) -> FileColumns:
+        """Return what looks at recordings and images, and decodes them."""
+        return FileColumns(self.settings.colours, self.settings.resize, self.of_job)
 
     def _groups_in(self, path: str) -> GroupsOfFile:
         """Return a file's columns and groups; raise a DataError if the file is missing or broken, or the disk fails.
@@ -139,10 +133,8 @@ class ColumnarSource(Source):
         self.files.facts(path)
         try:
             return self._look_at(path)
-        except _BROKEN as error:
-            raise unusable(
-                self.files.where(path), "a whole file of this format", " ".join(str(error).split())
-            ) from None
+        except BROKEN as error:
+            raise unusable(self.files.where(path), "a whole file of this format", text_of(error)) from None
 
     @property
     def _about(self) -> Mapping[str, Any]:
@@ -155,7 +147,7 @@ class ColumnarSource(Source):
     @cached_property
     def _kinds(self) -> tuple[ColumnKind, ...]:
         """Return what each column holds; if there is no index yet, raise what `_surveyed` raises."""
-        return tuple(ColumnKind(**{**kind, "inner": tuple(kind["inner"])}) for kind in self._about["columns"])
+        return tuple(map(ColumnKind.from_json, self._about["columns"]))
 
     @cached_property
     def _firsts(self) -> NDArray[np.int64]:
@@ -165,16 +157,34 @@ class ColumnarSource(Source):
         """
         return np.append(0, np.cumsum(np.array(self._about["rows"], np.int64)))
 
-    @cached_property
+    @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of columns of numbers, and of lists of numbers; texts and bytes have none.
+        """Return the fields of numbers, lists of numbers, recordings and images; texts and bytes have none.
 
-        Before there is an index, raise what `_surveyed` raises: a DataError if a file cannot be used, a ReadError if a
-        store cannot be asked, or a SettingsError or MachineError.
+        Recordings have a time if there is an index and all have one rate. Before there is an index, raise what
+        `_surveyed` raises: a DataError if a file cannot be used, a ReadError if a store cannot be asked, or a
+        SettingsError or MachineError.
         """
-        return fields_of_rows(
-            (kind.key, kind.dtype, kind.inner, kind.ragged) for kind in self._kinds if kind.holds == "numbers"
-        )
+        rates = self.indexed.about.get("rates", {}) if hasattr(self, "indexed") else {}
+        fields = fields_of_rows(column_in_batch(kind) for kind in self._kinds if kind.holds not in ("text", "bytes"))
+        return tuple(replace(field, per_second=float(rates.get(field.key, 0)) or None) for field in fields)
+
+    @property
+    def gathers(self) -> bool:
+        """Return whether whole batches can be written at once: not if there are recordings or images to decode.
+
+        If there is no index yet, raise what `_surveyed` raises.
+        """
+        return not any(kind.is_file for kind in self._kinds)
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of the libraries that decode recordings and images, by name.
+
+        Raise importlib's PackageNotFoundError if one was not installed as a package, and if there is no index yet what
+        `_surveyed` raises.
+        """
+        return FileColumns.versions(self._kinds)
 
     # --- while an index is made ---
 
@@ -207,9 +217,10 @@ class ColumnarSource(Source):
         rows than `piece_rows` are asked for, each range has exactly `rows`, wherever groups end. The last one has what
         is left. Errors of `_firsts` pass through.
         """
+        whole = rows >= self.piece_rows
+        rows = rows if self.gathers else min(rows, _FILES_IN_PIECE)
         start = 0
         for stop in self._firsts[1:].tolist():
-            whole = rows >= self.piece_rows
             while stop - start >= rows and start < stop:
                 yield range(start, end := stop if whole else start + rows)
                 start = end
@@ -263,9 +274,12 @@ class ColumnarSource(Source):
         # Kept, because small pieces share a group, which would be decoded again for each of them.
         if self._latest[0] != group:
             path, arrays = self._arrays_of(group)
-            lengths, faults = lengths_and_faults(
-                arrays, self._kinds, {field.key for field in self.fields if field.padded}
-            )
+            padded = {field.key for field in self.fields if field.padded}
+            lengths, faults = lengths_and_faults(arrays, self._kinds, padded)
+            for kind, array in zip(self._kinds, arrays, strict=True):
+                if kind.is_file:
+                    found, unfit = self._file_columns.look(array, kind, faults)
+                    lengths, faults = lengths | (found if kind.key in padded else {}), faults | unfit
             where, before = self.files.where(path), self._row_in_file(int(self._firsts[group]))
             bad = {row: BadRow(where, before + row, *fault) for row, fault in faults.items()}
             self._latest = group, lengths, bad
@@ -282,7 +296,7 @@ class ColumnarSource(Source):
         path, place = about["paths"][about["file"][group]], about["place"][group]
         try:
             return path, self._read_group(path, place, keys or [kind.key for kind in self._kinds])
-        except _BROKEN as error:
+        except BROKEN as error:
             # The disk failed, not the format: the caller tries again (see Source.read).
             if isinstance(error, OSError) and error.errno is not None:
                 raise
@@ -295,10 +309,13 @@ class ColumnarSource(Source):
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the first sample of each group, and behind them the number of samples, as "first_samples".
 
-        If there is no index yet, raise what `_surveyed` raises.
+        With columns of recordings also the rate that all of a column have, or 0 if they differ, as "rates". If there is
+        no index yet, raise what `_surveyed` raises.
         """
+        rates = common_rates(self._kinds, numbers)
         # Bad rows are left out, so groups begin at other numbers among samples than among rows.
-        return {"first_samples": np.searchsorted(numbers["row"], self._firsts).tolist()}
+        firsts = np.searchsorted(numbers["row"], self._firsts).tolist()
+        return {"first_samples": firsts} | ({"rates": rates} if rates else {})
 
     # --- once there is an index ---
 
@@ -321,9 +338,10 @@ class ColumnarSource(Source):
         """Return where segments begin, and the number of samples; a segment is one or several groups."""
         starts = np.unique(self.indexed.about["first_samples"])
         # Whole groups, so that a window decodes each of its groups once, and no group is in two windows.
-        # A group begins a segment if it begins in another block of SEGMENT_SAMPLES than the group before. Large groups
-        # are segments of their own, and small ones share one.
-        firsts = starts[:-1][np.diff(starts[:-1] // SEGMENT_SAMPLES, prepend=-1) > 0]
+        # A group begins a segment if it begins in another block of samples than the group before. Large groups are
+        # segments of their own, and small ones share one.
+        block = SEGMENT_SAMPLES if self.gathers else _FILES_IN_SEGMENT
+        firsts = starts[:-1][np.diff(starts[:-1] // block, prepend=-1) > 0]
         return np.append(firsts, self.samples)
 
     @property
@@ -401,14 +419,20 @@ class ColumnarSource(Source):
             yield joined_parts(self._kept.values(int(self._rows[self.checked(sample)])))
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return a value for each column: new arrays, numbers as arrays without axes, texts and bytes.
+        """Return the values of all columns: new arrays, numbers as arrays without axes, texts and bytes.
 
-        Raise an IndexError if there is no such sample, or a ValueError if the bytes are not those of such values, as of
-        a text that is not UTF-8.
+        A recording has its rate beside it. Raise a SampleError if a recording or image cannot be decoded, an IndexError
+        if there is no such sample, or a ValueError if the bytes are not those of such values, as of a text that is not
+        UTF-8. Other errors of decoding recordings pass, such as a SettingsError for MP3.
         """
         self.checked(sample)
-        parts = zip(self._kinds, parted(raw, len(self._kinds)), strict=True)
-        return {kind.key: value_of(part, kind) for kind, part in parts}
+        values = dict[str, Any]()
+        for kind, part in zip(self._kinds, parted(raw, len(self._kinds)), strict=True):
+            if kind.is_file:
+                values |= self._file_columns.decode(bytes(part), kind, self.name(sample))
+            else:
+                values[kind.key] = value_of(part, kind)
+        return values
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, padded, decoding the groups that are not in memory.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
+from loader_server.sources.sample_limits import LARGEST_SAMPLE
 from shared.errors import SampleError
 from shared.wire.batch_layout import DTYPES, Field
 
@@ -102,10 +102,12 @@ class MemberForm:
         """Return the member's lengths, in the order of `lengths`; raise a SampleError if it cannot be used.
 
         Audio is measured by its header, not decoded; it is refused if it would have more than `largest` bytes (0: no
-        limit). SettingsError of `header_of_bytes` passes through, and what `decode` lets pass.
+        limit). SettingsError of `audio_lengths` passes through, and what `decode` lets pass.
         """
         if self.kind == "audio":
-            return _audio_lengths(raw, where, largest)
+            from loader_server.sources.audio.audio_files import audio_lengths  # needs soundfile
+
+            return audio_lengths(raw, where, largest)
         values = self.decode(raw, where)
         return [len(values[key]) for key in self.lengths]
 
@@ -159,19 +161,6 @@ def form_of_member(suffix: str, raw: bytes) -> MemberForm:
     if str(value.dtype) not in DTYPES:
         raise _unusable("undecodable", f"an array of a dtype of {', '.join(sorted(DTYPES))}", str(value.dtype), suffix)
     return MemberForm(suffix, str(value.dtype), value.shape[1:] if value.ndim else None)
-
-
-def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
-    """Return frames and rate from the header.
-
-    Raise a SampleError for bytes that are no audio, are recognizably cut short or without samples, or would have more
-    than `largest` bytes decoded (0: no limit). SettingsError of `header_of_bytes` passes through.
-    """
-    from loader_server.sources.audio.audio_files import audio_bytes, header_of_bytes  # needs soundfile
-
-    frames, rate, channels = header_of_bytes(raw, where)
-    refuse_larger(audio_bytes(frames, channels), largest, where)
-    return frames, rate
 
 
 def _npy(raw: bytes) -> np.ndarray[Any, Any]:
