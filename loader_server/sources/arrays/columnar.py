@@ -3,36 +3,34 @@
 Rules: segments are whole groups, so a window needs each group once; decoded groups are kept in memory of a fixed size.
 Rows with a null are bad, and so are texts that are not UTF-8. Where no column is a list of varying length, the first
 axis of each sample counts as its length. Recordings and images are kept as their files' bytes, and decoded sample by
-sample. A format says which groups a file has, and reads the columns of a group.
+sample.
 """
 
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loader_server.sources.arrays.arrow_columns import ColumnValues, lengths_and_faults, value_of, values_of
-from loader_server.sources.arrays.arrow_types import ColumnKind, kinds_of, refuse_other_columns, unusable
-from loader_server.sources.arrays.columnar_files import BROKEN, ColumnarSettings, GroupsOfFile, text_of
-from loader_server.sources.arrays.file_columns import FileColumns, column_in_batch, common_rates
+from loader_server.sources.arrays.arrow_types import unusable
+from loader_server.sources.arrays.columnar_files import BROKEN, ColumnarFiles
+from loader_server.sources.arrays.file_columns import common_rates, joined_columns
 from loader_server.sources.arrays.row_groups import RowGroups
-from loader_server.sources.batch_columns import fields_of_rows, joined_parts, parted
+from loader_server.sources.batch_columns import joined_parts, parted
 from loader_server.sources.files.opening import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
-from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shared.wire.batch_layout import Field
-
+    from loader_server.sources.arrays.arrow_types import ColumnKind
+    from loader_server.sources.batch_columns import Columns
 __all__ = ["ColumnarSource"]
 
 #: The most samples of a segment with recordings or images, unless a single group has more: theirs are large, and a
@@ -40,151 +38,18 @@ __all__ = ["ColumnarSource"]
 _FILES_IN_SEGMENT = 256
 #: Rows of a piece with recordings or images, whose headers are looked at one by one.
 _FILES_IN_PIECE = 64
+#: Most bytes of samples that are decoded together: they are in memory at once, and share one sample's time limit.
+_MOST_AT_ONCE = 16 * 2**20
 
 
-class ColumnarSource(Source):
+class ColumnarSource(ColumnarFiles):
     """Rows of files.
 
     The index has each sample's row, counted over all files, and the lengths of lists, texts and bytes.
     """
 
-    Settings = ColumnarSettings
     piece_rows = 2**16
     reads_ahead = True
-    settings: ColumnarSettings
-
-    # --- what a format says ---
-
-    @abstractmethod
-    def _paths(self) -> list[str]:
-        """Return the files that `paths` stands for, in order.
-
-        Raise a DataError if there is none, or if one is named twice; other errors of `Files.found` pass.
-        """
-
-    @abstractmethod
-    def _look_at(self, path: str) -> GroupsOfFile:
-        """Return the columns and groups of a file; raise an error of `BROKEN` if it is damaged or the disk fails.
-
-        Raise a DataError if it cannot be opened, or a ReadError if a remote one cannot be fetched. Other errors of
-        `Files` pass.
-        """
-
-    @abstractmethod
-    def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
-        """Return these columns of one group, as Arrow arrays.
-
-        Raise an error of `BROKEN` if the group is damaged or the disk fails, a DataError if the file cannot be opened,
-        or a ReadError if a remote one cannot be fetched. Other errors of `Files` pass.
-        """
-
-    # --- what there is ---
-
-    @cached_property
-    def _surveyed(self) -> dict[str, Any]:
-        """Return the columns and the groups of all files; groups without rows are left out.
-
-        Raise a DataError if there is no file, one is missing, named twice or broken, has unusable columns, or differs
-        from the first file in its schema; a ReadError if a store cannot be asked or read. SettingsError and
-        MachineError of `_paths` and `_groups_in` pass through.
-        """
-        paths, kinds, features = self._paths(), list[ColumnKind](), dict[str, str]()
-        found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
-        for number, path in enumerate(paths):
-            groups = self._groups_in(path)
-            own = kinds_of(groups.types, self.settings.columns, self.files.where(path))
-            refuse_other_columns(kinds or own, own, self.files.where(path))
-            kinds, features = kinds or own, features or dict(groups.features)
-            kept = [at for at, rows in enumerate(groups.rows) if rows]
-            found["file"] += [number] * len(kept)
-            found["place"] += [groups.places[at] for at in kept]
-            found["rows"] += [groups.rows[at] for at in kept]
-        kinds = [self._settled(kind, features.get(kind.key, ""), found) for kind in kinds]
-        return {**found, "columns": [kind.to_json() for kind in kinds]}
-
-    def _settled(self, kind: ColumnKind, feature: str, found: Mapping[str, Any]) -> ColumnKind:
-        """Return a column's kind with what only its rows tell, such as the shape of its images.
-
-        As many of the `found` groups are read as that takes, none for most kinds. Raise a DataError if one cannot be
-        read or if the rows do not tell; errors of `_read_group` that are none of `BROKEN` pass.
-        """
-        places = zip(found["file"], found["place"], strict=True)
-        groups = (self._column_of(found["paths"][file], place, kind.key) for file, place in places)
-        return self._file_columns.settled(kind, feature, groups, ", ".join(self.settings.paths))
-
-    def _column_of(self, path: str, place: int, key: str) -> Any:
-        """Return a column of a group; raise a DataError if it cannot be read, and what `_settled` lets pass."""
-        try:
-            return self._read_group(path, place, [key])[0]
-        except BROKEN as error:
-            raise unusable(self.files.where(path), f'"{key}" that can be decoded', text_of(error)) from None
-
-    @cached_property
-    def _file_columns(self) -> FileColumns:
-        """Return what looks at recordings and images, and decodes them."""
-        return FileColumns(self.settings.colours, self.settings.resize, self.of_job)
-
-    def _groups_in(self, path: str) -> GroupsOfFile:
-        """Return a file's columns and groups; raise a DataError if the file is missing or broken, or the disk fails.
-
-        Raise a ReadError if its store cannot be asked or read. SettingsError of `facts` and MachineError of reading
-        pass through.
-        """
-        self.files.facts(path)
-        try:
-            return self._look_at(path)
-        except BROKEN as error:
-            raise unusable(self.files.where(path), "a whole file of this format", text_of(error)) from None
-
-    @property
-    def _about(self) -> Mapping[str, Any]:
-        """Return columns and groups as the index has them, or before there is one as surveyed.
-
-        Before there is an index, raise what `_surveyed` raises, such as a DataError.
-        """
-        return self.indexed.about["rows_of"] if hasattr(self, "indexed") else self._surveyed
-
-    @cached_property
-    def _kinds(self) -> tuple[ColumnKind, ...]:
-        """Return what each column holds; if there is no index yet, raise what `_surveyed` raises."""
-        return tuple(map(ColumnKind.from_json, self._about["columns"]))
-
-    @cached_property
-    def _firsts(self) -> NDArray[np.int64]:
-        """Return the first row of each group, and behind them the number of rows.
-
-        If there is no index yet, raise what `_surveyed` raises.
-        """
-        return np.append(0, np.cumsum(np.array(self._about["rows"], np.int64)))
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """Return the fields of numbers, lists of numbers, recordings and images; texts and bytes have none.
-
-        Recordings have a time if there is an index and all have one rate. Before there is an index, raise what
-        `_surveyed` raises: a DataError if a file cannot be used, a ReadError if a store cannot be asked, or a
-        SettingsError or MachineError.
-        """
-        rates = self.indexed.about.get("rates", {}) if hasattr(self, "indexed") else {}
-        fields = fields_of_rows(column_in_batch(kind) for kind in self._kinds if kind.holds not in ("text", "bytes"))
-        return tuple(replace(field, per_second=float(rates.get(field.key, 0)) or None) for field in fields)
-
-    @property
-    def gathers(self) -> bool:
-        """Return whether whole batches can be written at once: not if there are recordings or images to decode.
-
-        If there is no index yet, raise what `_surveyed` raises.
-        """
-        return not any(kind.is_file for kind in self._kinds)
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Return the versions of the libraries that decode recordings and images, by name.
-
-        Raise importlib's PackageNotFoundError if one was not installed as a package, and if there is no index yet what
-        `_surveyed` raises.
-        """
-        return FileColumns.versions(self._kinds)
 
     # --- while an index is made ---
 
@@ -429,10 +294,22 @@ class ColumnarSource(Source):
         values = dict[str, Any]()
         for kind, part in zip(self._kinds, parted(raw, len(self._kinds)), strict=True):
             if kind.is_file:
-                values |= self._file_columns.decode(bytes(part), kind, self.name(sample))
+                frames = int(self.indexed.numbers[f"length_{kind.key}"][sample]) if kind.holds == "audio" else 0
+                values |= self._file_columns.decode(bytes(part), kind, frames, self.name(sample))
             else:
                 values[kind.key] = value_of(part, kind)
         return values
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
+        """Return the decoded samples as columns, so that transforms can take all at once.
+
+        Return None if they are large together, or if a column has a fixed shape with axes. Raise what `decode` raises,
+        for any of them.
+        """
+        sizes = self.decoded_bytes({name: column[samples] for name, column in self.indexed.numbers.items()})
+        if not len(samples) or (sizes is not None and sizes.sum() > _MOST_AT_ONCE):
+            return None
+        return joined_columns(list(map(self.decode, samples, raw)), self.fields)
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, padded, decoding the groups that are not in memory.

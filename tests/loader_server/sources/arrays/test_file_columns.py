@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from PIL import Image
 
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
+from loader_server.sources.arrays.arrow_types import kind_of
+from loader_server.sources.arrays.file_columns import FileColumns
+from loader_server.sources.source import OfJob
 from loader_server.stream import Stream
 from shared.errors import DataError, SampleError
 from shared.wire.batch_layout import Field
@@ -222,6 +226,50 @@ def test_files_that_broke_since_are_bad_samples(tmp_path: Path) -> None:
     (raw,) = source.read([0])
     with pytest.raises(SampleError, match="Truncated"):
         source.decode(0, raw[:-200])
+
+
+@pytest.mark.parametrize(("suffix", "kept"), [("flac", 0.5), ("wav", 0.5), ("ogg", 0.5)])
+def test_a_recording_that_lost_its_end_is_never_used(tmp_path: Path, suffix: str, kept: float) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, np.random.default_rng(0).uniform(-0.5, 0.5, 20_000), 8000, format=suffix)
+    raw = file.getvalue()
+    pq.write_table(pa.table({"x": files(raw, raw[: int(kept * len(raw))])}), tmp_path / "a.parquet")
+    source, report = opened(tmp_path, "a.parquet")
+    assert len(decoded(source, 0)["x"]) == 20_000
+    if report.samples == 2:  # a FLAC file's header tells nothing of it
+        with pytest.raises(SampleError, match="flac decoder lost sync"):
+            decoded(source, 1)
+    else:
+        assert report.bad_counts == {"truncated": 1}
+
+
+def test_a_recording_of_other_frames_than_its_header_said_is_a_bad_sample() -> None:
+    kind = replace(kind_of("x", files(None).type), holds="audio")
+    found = FileColumns("RGB", (), OfJob()).decode(clip(80), kind, 80, "here")
+    assert (len(found["x"]), found["x_rate"]) == (80, 8000)
+    with pytest.raises(SampleError, match="expected 81 frames, as the recording's header says, got 80"):
+        FileColumns("RGB", (), OfJob()).decode(clip(80), kind, 81, "here")
+
+
+def test_many_are_decoded_at_once_if_they_are_small(tmp_path: Path) -> None:
+    columns = {"x": files(clip(), clip(90)), "n": [1, 2], "t": ["a", "b"], "v": [[1], [2, 3]]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    source, _ = opened(tmp_path, "a.parquet")
+    found = source.decode_all([1, 0], list(source.read([1, 0])))
+    assert {key: type(column) for key, column in found.items()} == {
+        **dict.fromkeys(("x", "x_rate", "t", "v"), list),
+        "n": np.ndarray,
+    }
+    assert ([len(audio) for audio in found["x"]], found["n"].tolist(), found["t"]) == ([90, 80], [2, 1], ["b", "a"])
+    assert source.decode_all([], []) is None
+    large = opened(tmp_path, written_long(tmp_path))[0]
+    assert large.decode_all([0, 1], list(large.read([0, 1]))) is None
+
+
+def written_long(folder: Path) -> str:
+    """A file of two recordings that together are more than are decoded at once."""
+    pq.write_table(pa.table({"x": files(clip(3_000_000), clip(3_000_000))}), folder / "long.parquet")
+    return "long.parquet"
 
 
 # --- images ---
