@@ -40,6 +40,7 @@ __all__ = [
     "texts",
     "timeout_s",
     "whole",
+    "wholes",
 ]
 
 Table = Mapping[str, Any]
@@ -250,6 +251,25 @@ def numbers(minimum: float, maximum: float = float("inf")) -> Parser:
             return tuple(map(parse_number, listed or [None]))  # None: an empty list is refused as well
         except BadValue as bad:
             raise BadValue(f"a list with at least one entry, each {bad.expected}") from None
+
+    return parse
+
+
+def wholes(count: int, minimum: int, maximum: int = 2**62) -> Parser:
+    """Return a parser for lists of `count` integers between bounds, which it gives as a tuple.
+
+    It raises BadValue for anything else, for a single integer too.
+    """
+    parse_whole = whole(minimum, maximum)
+
+    def parse(value: object) -> tuple[int, ...]:
+        try:
+            entries = tuple(map(parse_whole, value)) if isinstance(value, list) else ()
+        except BadValue:
+            entries = ()
+        if len(entries) != count:
+            raise BadValue(f"a list of {count} whole numbers from {minimum} to {maximum}")
+        return entries
 
     return parse
 

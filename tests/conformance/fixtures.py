@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet
 import soundfile
@@ -248,7 +250,7 @@ def parquet(folder: Path) -> SourceCase:
 
 def arrow(folder: Path) -> SourceCase:
     """A stream and a file of some record batches each."""
-    table = _table()
+    table = _table().append_column("spoken", _files(".wav")).append_column("picture", _files(".png"))
     with pa.ipc.new_stream(folder / "a.arrow", table.schema) as stream:
         stream.write_table(table[:40], max_chunksize=16)
     with pa.ipc.new_file(folder / "b.arrow", table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
@@ -258,7 +260,24 @@ def arrow(folder: Path) -> SourceCase:
         (folder / "b.arrow").write_bytes((folder / "a.arrow").read_bytes())
 
     paths = ["a.arrow", "b.arrow"]
-    return SourceCase(spec=spec_of("arrow", folder, paths=paths), change=change, bad={"null": 3})
+    bad = {"null": 3, "undecodable": 2, "not_embedded": 1}
+    return SourceCase(spec=spec_of("arrow", folder, paths=paths), change=change, bad=bad)
+
+
+def _files(suffix: str) -> pa.Array:
+    """A column of recordings or images as `datasets` keeps them; one is broken, and one recording is only named."""
+    rows = list[dict[str, bytes | str | None]]()
+    for row in range(60):
+        file, noise = io.BytesIO(), np.random.default_rng(row)
+        if suffix == ".wav":
+            soundfile.write(file, noise.uniform(-0.5, 0.5, 100 + row), 8000, format="wav", subtype="PCM_16")
+        else:
+            PIL.Image.fromarray(noise.integers(0, 255, (4, 5, 3), np.uint8)).save(file, format="png")
+        rows.append({"bytes": file.getvalue(), "path": f"{row}{suffix}"})
+    rows[30 if suffix == ".wav" else 31]["bytes"] = b"RIFF and no more of it"
+    if suffix == ".wav":
+        rows[33]["bytes"] = None
+    return pa.array(rows, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
 
 
 def numpy_arrays(folder: Path) -> SourceCase:

@@ -21,6 +21,8 @@ from loader_server.commands.index import index_streams
 from loader_server.conformance.command import main
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
+from tests.loader_server.sources.arrays.hub_golden import GOLDEN as HUB
+from tests.loader_server.sources.arrays.hub_golden import ROWS
 from tests.loader_server.sources.hdf5.data import ragged, write_ragged
 from tests.loader_server.sources.speech.kaldi_data import features, table, write_features
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
@@ -151,6 +153,22 @@ def test_parquet(tmp_path: Path) -> None:
     made = job(tmp_path, example("toml", "datasets.save_to_disk"))
     assert index_streams(made, ["train"])["train"].samples == 3
     assert [field.key for field in Stream(made, "train").chain.fields] == ["tokens", "label"]
+
+
+def test_recordings_of_the_hub(tmp_path: Path) -> None:
+    shutil.copytree(HUB, tmp_path / "speech")
+    dropping = '\n[streams.train.characters]\nunknown = "drop"\n'
+    made = job(tmp_path, example("toml", "speech/data") + dropping)
+    assert index_streams(made, ["train"])["train"].samples == ROWS
+    assert [field.key for field in Stream(made, "train").chain.fields] == ["audio", "text"]
+
+
+def test_images_of_the_hub(tmp_path: Path) -> None:
+    shutil.copytree(HUB / "saved", tmp_path / "pictures")
+    made = job(tmp_path, example("toml", "pictures/train") + 'columns = ["image", "label"]\n')
+    assert index_streams(made, ["train"])["train"].samples == ROWS
+    fields = Stream(made, "train").chain.fields
+    assert [(field.key, field.shape) for field in fields] == [("image", (None, 224, 3)), ("label", ())]
 
 
 def test_numpy_arrays(tmp_path: Path) -> None:

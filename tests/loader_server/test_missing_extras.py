@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from shared.extras import pip_install
 from tests.support.corpora import make_corpus
@@ -33,6 +35,7 @@ CASES = (
     ("isal", "hdf5", "index", files("hdf5")),
     ("pyarrow", "parquet", "index", files("parquet")),
     ("pyarrow.parquet", "parquet", "index", files("arrow")),
+    ("PIL.Image", "images", "index", files("parquet").replace("a.parquet", "images.parquet")),
     ("array_record", "array_record", "index", files("array_record")),
     ("google_crc32c", "tfrecord", "index", files("tfrecord", "checksums = true")),
     (
@@ -57,6 +60,8 @@ def test_each_extra_is_named_where_it_lacks(tmp_path: Path) -> None:
     write_records(tmp_path / "a.tfrecord", [example(x=[1.0])])
     prepare(tmp_path / "tiny", [map(spoken_example, range(3))])
     make_corpus(tmp_path, samples=3)
+    # A GIF's first bytes; what follows is never read without the library.
+    pq.write_table(pa.table({"x": [{"bytes": b"GIF89a", "path": None}]}), tmp_path / "images.parquet")
     commands = []
     for number, (package, _, command, stream) in enumerate(CASES):
         job = tmp_path / f"{number}.toml"

@@ -12,8 +12,9 @@ import json
 import posixpath
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.arrays.arrow_columns import pa, parquet
-from loader_server.sources.arrays.columnar import ColumnarSource, GroupsOfFile
+from loader_server.sources.arrays.arrow_types import features_of, pa, parquet
+from loader_server.sources.arrays.columnar import ColumnarSource
+from loader_server.sources.arrays.columnar_files import GroupsOfFile
 from shared.errors import DataError
 
 if TYPE_CHECKING:
@@ -43,18 +44,19 @@ class ParquetSource(ColumnarSource):
     def _look_at(self, path: str) -> GroupsOfFile:
         """Return the columns and row groups of a file, reading only its footer.
 
-        Raise an error of `_BROKEN` (see columnar) if the file is damaged, a DataError if it cannot be opened, and a
+        Raise an error of `BROKEN` (columnar_files) if the file is damaged, a DataError if it cannot be opened, and a
         ReadError if a remote one cannot be fetched. Other errors of `Files.open` and of reading a remote file pass.
         """
         with self.files.open(path) as stream, parquet.ParquetFile(stream) as file:
             schema, groups = file.schema_arrow, range(file.metadata.num_row_groups)
             rows = [file.metadata.row_group(group).num_rows for group in groups]
-        return GroupsOfFile(types=dict(zip(schema.names, schema.types, strict=True)), rows=rows, places=list(groups))
+        types = dict(zip(schema.names, schema.types, strict=True))
+        return GroupsOfFile(types=types, features=features_of(schema.metadata), rows=rows, places=list(groups))
 
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
         """Return these columns of a row group, each as one Arrow array; no other column is read.
 
-        Raise an error of `_BROKEN` (see columnar) if the group is damaged or lacks a column, a DataError if the file
+        Raise an error of `BROKEN` (columnar_files) if the group is damaged or lacks a column, a DataError if the file
         cannot be opened, and a ReadError if a remote one cannot be fetched. Other errors of `Files.open` and of reading
         it pass.
         """
@@ -102,13 +104,14 @@ class ArrowSource(ColumnarSource):
     def _look_at(self, path: str) -> GroupsOfFile:
         """Return the columns of a file, and rows and place of each record batch.
 
-        Raise an error of `_BROKEN` (see columnar) if the file is missing, damaged, was cut short or has dictionaries,
+        Raise an error of `BROKEN` (columnar_files) if the file is missing, damaged, was cut short or has dictionaries,
         and a ReadError if a remote one cannot be fetched. Other errors of `Files.local` pass.
         """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
             schema = self._schema(mapped)
             _refuse_dictionaries(schema)
-            groups = GroupsOfFile(types=dict(zip(schema.names, schema.types, strict=True)))
+            types = dict(zip(schema.names, schema.types, strict=True))
+            groups = GroupsOfFile(types=types, features=features_of(schema.metadata))
             reader = pa.ipc.MessageReader.open_stream(mapped)
             # A file's footer lists its record batches, but a stream has none: messages are read one after another.
             while True:
@@ -133,7 +136,7 @@ class ArrowSource(ColumnarSource):
     def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
         """Return these columns of the record batch whose message begins at `place`.
 
-        Raise an error of `_BROKEN` (see columnar) if the file is missing, or the batch is damaged or lacks a column,
+        Raise an error of `BROKEN` (columnar_files) if the file is missing, or the batch is damaged or lacks a column,
         and a ReadError if a remote file cannot be fetched. Other errors of `Files.local` pass.
         """
         with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:

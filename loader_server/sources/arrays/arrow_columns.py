@@ -1,68 +1,28 @@
 """Arrow columns as plain arrays: values one after another, with offsets where rows differ in length.
 
-Rules: numbers, lists of numbers (with an inner axis of fixed size, if there is one), texts and bytes; all other types
-are refused by name. Rows that are null, or contain a null, are faults. pyarrow is imported here alone. Nothing here
-reads files.
+Rules: encoded files are their bytes here, whatever is in them. Rows that are null, or contain a null, are faults, and
+so are rows whose inner lists are not as long as those of all others. Nothing here reads files.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.arrays.arrow_types import ColumnKind, compute, is_variable_list, pa
+from loader_server.sources.arrays.nested_lists import flat_numbers, other_rows, rows_of_items
 from loader_server.sources.batch_columns import array_of
-from shared.errors import DataError
-from shared.extras import library
-from shared.wire.batch_layout import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "ColumnKind",
-    "ColumnValues",
-    "kind_of",
-    "kinds_of",
-    "lengths_and_faults",
-    "pa",
-    "parquet",
-    "refuse_other_columns",
-    "unusable",
-    "value_of",
-    "values_of",
-]
-
-_import = partial(library, extra="parquet", use="which reads Parquet and Arrow")
-pa, compute, parquet = _import("pyarrow"), _import("pyarrow.compute"), _import("pyarrow.parquet")
-
-#: What columns of these types hold; the large ones have offsets of 64 bits.
-_CHARACTERS = {pa.string(): "text", pa.large_string(): "text", pa.binary(): "bytes", pa.large_binary(): "bytes"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnKind:
-    """What a column holds: "numbers", "text" or "bytes"; `inner` are the fixed axes of its values."""
-
-    key: str
-    #: "uint8" for texts and bytes, whose values are their bytes.
-    dtype: str
-    inner: tuple[int, ...] = ()
-    #: Whether rows differ in length, so that offsets say where each begins.
-    ragged: bool = False
-    holds: str = "numbers"
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the bytes of one value, inner axes included."""
-        return np.dtype(self.dtype).itemsize * math.prod(self.inner)
+__all__ = ["ColumnValues", "lengths_and_faults", "stored", "value_of", "values_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,98 +36,44 @@ class ColumnValues:
     offsets: NDArray[np.int64] | None = None
 
 
-def kind_of(key: str, kind: Any) -> ColumnKind | None:
-    """Return what a column of this Arrow type holds; None for a type that is not supported."""
-    kind, types = _plain_type(kind), pa.types
-    if kind in _CHARACTERS:
-        return ColumnKind(key=key, dtype="uint8", ragged=True, holds=_CHARACTERS[kind])
-    ragged = types.is_list(kind) or types.is_large_list(kind)
-    kind = kind.value_type if ragged else kind
-    inner = (kind.list_size,) if types.is_fixed_size_list(kind) else ()
-    kind = kind.value_type if inner else kind
-    numeric = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    dtype = str(np.dtype(kind.to_pandas_dtype())) if numeric else ""
-    return ColumnKind(key=key, dtype=dtype, inner=inner, ragged=ragged) if dtype in DTYPES else None
-
-
-def kinds_of(types: Mapping[str, Any], wanted: Sequence[str], where: str) -> list[ColumnKind]:
-    """Return what the wanted columns hold, or all if none is named, by a file's Arrow types.
-
-    Raise a DataError if a wanted column is missing, or is of a type that is not supported.
-    """
-    kinds = []
-    for name in wanted or types:
-        if name not in types:
-            raise unusable(
-                where,
-                f'a column "{name}"',
-                ", ".join(f'"{column}"' for column in types) or "none",
-                "Mend `columns`, or the file.",
-            )
-        kind = kind_of(name, types[name])
-        if kind is None:
-            raise unusable(
-                where,
-                f'"{name}" of numbers, texts, bytes or lists of numbers',
-                str(types[name]),
-                "Name the columns that can be read (columns = […]), or write it as another type.",
-            )
-        kinds.append(kind)
-    return kinds
-
-
-def refuse_other_columns(expected: Sequence[ColumnKind], got: Sequence[ColumnKind], where: str) -> None:
-    """Raise a DataError if a file's columns differ from those of the first file, whatever their order."""
-    # Columns first, because the one that differs says more than their number.
-    pairs = zip(sorted(map(_shown, expected)), sorted(map(_shown, got)), strict=False)
-    for first, other in (*pairs, (f"{len(expected)} columns", f"{len(got)} columns")):
-        if first != other:
-            raise unusable(
-                where,
-                f"{first}, as in the files before",
-                other,
-                "All files need one schema: write this one anew, leave it out, or name common `columns`.",
-            )
-
-
-def _shown(kind: ColumnKind) -> str:
-    """Return a column's name and kind as messages show them."""
-    axes = ", ".join([*(["any"] if kind.ragged else []), *map(str, kind.inner)])
-    return f'"{kind.key}" as {kind.holds if kind.holds != "numbers" else f"{kind.dtype} [{axes}]"}'
-
-
-def unusable(where: str, expected: str, got: str, remedy: str = "") -> DataError:
-    """Return the DataError for a file that cannot be used as it is."""
-    remedy = remedy or "Write it anew, or mend `paths` of the stream, which are relative to the job file."
-    return DataError(expected=expected, got=got, where=where, remedy=remedy)
-
-
-def _plain_type(kind: Any) -> Any:
-    """Return the type behind an extension type or a dictionary; any other type as it is."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return kind.storage_type
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _plain(array: Any) -> Any:
-    """Return the array behind an extension array, or a dictionary's values; any other array as it is."""
+def stored(array: Any) -> Any:
+    """Return the array behind an extension array, a dictionary's values, or the bytes of files; any other as it is."""
     if isinstance(array.type, pa.BaseExtensionType):
         return array.storage
+    if pa.types.is_struct(array.type):
+        # Not `field`, which would give bytes to a row that is null.
+        return compute.struct_field(array, "bytes")
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def values_of(array: Any, kind: ColumnKind) -> ColumnValues:
-    """Return the values of all rows of an array that is of this kind; values of rows that are null are undefined."""
-    array = _plain(array)
+    """Return the values of all rows of an array that is of this kind; values of rows with a fault are undefined."""
+    array = stored(array)
     if kind.holds != "numbers":
         return _characters(array)
     if not kind.ragged:
-        return ColumnValues(values=_numbers(array, kind))
+        return ColumnValues(values=_fixed(array, kind))
     offsets = array.offsets.to_numpy().astype(np.int64)
     # `values` is the unsliced child, while offsets are those of this array's rows.
+    inner = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    wrong = other_rows(inner, kind.inner)
+    if wrong is None:
+        return ColumnValues(values=flat_numbers(inner, kind.inner), offsets=offsets - offsets[0])
+    # Steps that would not fit into an array are left out, which shortens their rows: these are bad anyway.
+    kept = np.append(0, np.cumsum(~wrong))
     return ColumnValues(
-        values=_numbers(array.values.slice(offsets[0], offsets[-1] - offsets[0]), kind), offsets=offsets - offsets[0]
+        values=flat_numbers(inner.filter(pa.array(~wrong)), kind.inner), offsets=kept[offsets - offsets[0]]
     )
+
+
+def _fixed(array: Any, kind: ColumnKind) -> NDArray[Any]:
+    """Return the numbers of rows of one shape; rows whose inner lists have other lengths are zeros."""
+    wrong = other_rows(array, kind.inner)
+    if wrong is None:
+        return flat_numbers(array, kind.inner)
+    values = np.zeros((len(array), *kind.inner), kind.dtype)
+    values[~wrong] = flat_numbers(array.filter(pa.array(~wrong)), kind.inner)
+    return values
 
 
 def value_of(part: memoryview, kind: ColumnKind) -> Any:
@@ -180,18 +86,6 @@ def value_of(part: memoryview, kind: ColumnKind) -> Any:
     if kind.holds == "bytes":
         return bytes(part)
     return array_of(part, kind.dtype, kind.inner, ragged=kind.ragged)
-
-
-def _numbers(array: Any, kind: ColumnKind) -> NDArray[Any]:
-    """Return the numbers of a flat or fixed-size column, with nulls as zeros."""
-    for size in kind.inner:
-        # `values` of a fixed-size list ignores the array's own offset, so a slice of a column has to be cut out here.
-        array = array.values.slice(array.offset * size, len(array) * size)
-    if array.null_count:
-        # With nulls, to_numpy turns integers into floats; rows with a null are bad anyway.
-        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
-    numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return numbers.reshape(-1, *kind.inner)
 
 
 def _characters(array: Any) -> ColumnValues:
@@ -211,33 +105,68 @@ def lengths_and_faults(
 ) -> tuple[dict[str, NDArray[np.int64]], dict[int, tuple[str, str]]]:
     """Return the lengths of all rows by column, and for each bad row the reason, in one word and in full.
 
-    Columns of lists, texts and bytes have lengths, and so have those in `padded`, whose first fixed axis counts. Of
-    several faults of a row the first is kept.
+    Columns of lists, texts and bytes have lengths, and so have those in `padded`, whose first fixed axis counts. Files
+    have none here. Of several faults of a row the first is kept.
     """
     lengths: dict[str, NDArray[np.int64]] = {}
     faults: dict[int, tuple[str, str]] = {}
     for kind, array in zip(kinds, arrays, strict=True):
         for row, fault in _faults(array, kind):
             faults.setdefault(row, fault)
-        if kind.ragged:
+        if kind.ragged and not kind.is_file:
             lengths[kind.key] = _ragged_lengths(array, kind)
-        elif kind.key in padded:
+        elif kind.key in padded and not kind.is_file:
             lengths[kind.key] = np.full(len(array), kind.inner[0])
     return lengths, faults
 
 
 def _faults(array: Any, kind: ColumnKind) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Yield the rows of a column that have nulls, then those whose text is not UTF-8."""
+    """Yield the rows of a column that have nulls, then those with unequal inner lists, or whose text is not UTF-8.
+
+    Of a column of files only rows without any are yielded; what is in the files is not looked at.
+    """
+    if kind.is_file:
+        yield from _rows_without_file(array, kind.key)
+        return
     nulls = _null_rows(array)
     for row in np.flatnonzero(nulls).tolist() if nulls is not None else ():
         yield row, ("null", f'expected "{kind.key}" without nulls, got one')
     for row, complaint in (_bad_texts(array) if kind.holds == "text" else {}).items():
         yield row, ("not_utf8", f'"{kind.key}": {complaint}')
+    if kind.holds == "numbers" and (wrong := _unequal_rows(stored(array), kind)) is not None:
+        lengths = ", ".join(map(str, kind.inner))
+        for row in np.flatnonzero(wrong).tolist():
+            yield row, ("unequal_lists", f'expected lists of {lengths} in "{kind.key}", got one of another length')
+
+
+def _unequal_rows(array: Any, kind: ColumnKind) -> NDArray[np.bool_] | None:
+    """Return for each row whether one of its inner lists has another length than `kind` says; None if none has."""
+    if not kind.ragged:
+        return other_rows(array, kind.inner)
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    wrong = other_rows(array.values.slice(offsets[0], offsets[-1] - offsets[0]), kind.inner)
+    return None if wrong is None else rows_of_items(wrong, offsets - offsets[0])
+
+
+def _rows_without_file(array: Any, key: str) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Yield the rows of a column of files that hold no bytes, and why."""
+    found = stored(array)
+    if not found.null_count:
+        return
+    paths = compute.struct_field(array, "path")
+    for row in np.flatnonzero(found.is_null().to_numpy(zero_copy_only=False)).tolist():
+        path = paths[row].as_py()
+        if path is None:
+            yield row, ("null", f'expected "{key}" with bytes, got neither bytes nor a path')
+        else:
+            # Not opened: a data file from elsewhere would decide which files of this machine are read.
+            remedy = "write the data set by save_to_disk or to_parquet, which put the files into it"
+            yield row, ("not_embedded", f'expected the bytes of "{key}", got only its path {path!a}: {remedy}')
 
 
 def _ragged_lengths(array: Any, kind: ColumnKind) -> NDArray[np.int64]:
     """Return the length of each row: items of a list, characters of a text, or bytes."""
-    array = _plain(array)
+    array = stored(array)
     if kind.holds == "text":
         # A null has no length, and an array with nulls would become floats; the row is bad anyway.
         return compute.utf8_length(array.fill_null("")).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
@@ -248,7 +177,7 @@ def _ragged_lengths(array: Any, kind: ColumnKind) -> NDArray[np.int64]:
 
 def _null_rows(array: Any) -> NDArray[np.bool_] | None:
     """Return for each row whether it is null or has a null in it; None if no row is or has."""
-    array = _plain(array)
+    array = stored(array)
     inner = _null_inside(array)
     if not array.null_count:
         return inner
@@ -263,16 +192,13 @@ def _null_inside(array: Any) -> NDArray[np.bool_] | None:
         size = kind.list_size
         within = _null_rows(array.values.slice(array.offset * size, len(array) * size))
         return None if within is None else np.logical_or.reduce(within.reshape(-1, size), axis=1)
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+    if not is_variable_list(kind):
         return None
     offsets = array.offsets.to_numpy().astype(np.int64)
     within = _null_rows(array.values.slice(offsets[0], offsets[-1] - offsets[0]))
     if within is None:
         return None
-    rows = np.zeros(len(array), np.bool_)
-    # The row of an inner item is the last one that begins at or before it; side="right" passes over empty rows.
-    rows[np.searchsorted(offsets - offsets[0], np.flatnonzero(within), side="right") - 1] = True
-    return rows
+    return rows_of_items(within, offsets - offsets[0])
 
 
 def _bad_texts(array: Any) -> dict[int, str]:
@@ -281,7 +207,7 @@ def _bad_texts(array: Any) -> dict[int, str]:
         # Arrow checks the whole column at once; texts are decoded one by one only if that fails.
         array.validate(full=True)
     except pa.ArrowInvalid:
-        column = _characters(_plain(array))
+        column = _characters(stored(array))
         assert column.offsets is not None
         ends = column.offsets.tolist()
         texts = (column.values[start:end].tobytes() for start, end in itertools.pairwise(ends))

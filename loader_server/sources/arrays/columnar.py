@@ -2,179 +2,54 @@
 
 Rules: segments are whole groups, so a window needs each group once; decoded groups are kept in memory of a fixed size.
 Rows with a null are bad, and so are texts that are not UTF-8. Where no column is a list of varying length, the first
-axis of each sample counts as its length. A format says which groups a file has, and reads the columns of a group.
+axis of each sample counts as its length. Recordings and images are kept as their files' bytes, and decoded sample by
+sample.
 """
 
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
-from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.arrays.arrow_columns import (
-    ColumnKind,
-    ColumnValues,
-    kinds_of,
-    lengths_and_faults,
-    refuse_other_columns,
-    unusable,
-    value_of,
-    values_of,
-)
+from loader_server.sources.arrays.arrow_columns import ColumnValues, lengths_and_faults, value_of, values_of
+from loader_server.sources.arrays.arrow_types import unusable
+from loader_server.sources.arrays.columnar_files import BROKEN, ColumnarFiles
+from loader_server.sources.arrays.file_columns import common_rates, joined_columns
 from loader_server.sources.arrays.row_groups import RowGroups
-from loader_server.sources.batch_columns import fields_of_rows, joined_parts, parted
+from loader_server.sources.batch_columns import joined_parts, parted
 from loader_server.sources.files.opening import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
-from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory, Source
-from shared.settings.parsers import byte_count, setting, texts
+from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from shared.wire.batch_layout import Field
+    from loader_server.sources.arrays.arrow_types import ColumnKind
+    from loader_server.sources.batch_columns import Columns
+__all__ = ["ColumnarSource"]
 
-__all__ = ["ColumnarSettings", "ColumnarSource", "GroupsOfFile"]
-
-#: What reading broken files raises; pyarrow's own errors are of these kinds. An OSError with an
-#: errno is not pyarrow's but the disk's.
-_BROKEN = (OSError, ValueError, KeyError, NotImplementedError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnarSettings:
-    """Settings of a stream with source = "parquet" or "arrow", besides those of every stream."""
-
-    paths: tuple[str, ...] = setting(texts, "files of one schema, or folders of them, relative to the job file")
-    columns: tuple[str, ...] = setting(texts, "the columns that are read; all, if left out", default=())
-    cache: int = setting(
-        byte_count, "how much decoded data each worker keeps; a window should fit", default=512 * 2**20
-    )
+#: The most samples of a segment with recordings or images, unless a single group has more: theirs are large, and a
+#: worker should be able to keep the groups of a window.
+_FILES_IN_SEGMENT = 256
+#: Rows of a piece with recordings or images, whose headers are looked at one by one.
+_FILES_IN_PIECE = 64
+#: Most bytes of samples that are decoded together: they are in memory at once, and share one sample's time limit.
+_MOST_AT_ONCE = 16 * 2**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsOfFile:
-    """A file's columns with their Arrow types, and its groups.
-
-    For each group `rows` is its number of rows, and `places` where it is, in the format's own terms.
-    """
-
-    types: Mapping[str, Any]
-    #: Rows of each group.
-    rows: list[int] = field(default_factory=list)
-    #: Where each group is: its number in the file, or the byte where it begins.
-    places: list[int] = field(default_factory=list)
-
-
-class ColumnarSource(Source):
+class ColumnarSource(ColumnarFiles):
     """Rows of files.
 
     The index has each sample's row, counted over all files, and the lengths of lists, texts and bytes.
     """
 
-    Settings = ColumnarSettings
     piece_rows = 2**16
-    gathers = reads_ahead = True
-    settings: ColumnarSettings
-
-    # --- what a format says ---
-
-    @abstractmethod
-    def _paths(self) -> list[str]:
-        """Return the files that `paths` stands for, in order.
-
-        Raise a DataError if there is none, or if one is named twice; other errors of `Files.found` pass.
-        """
-
-    @abstractmethod
-    def _look_at(self, path: str) -> GroupsOfFile:
-        """Return the columns and groups of a file; raise an error of `_BROKEN` if it is damaged or the disk fails.
-
-        Raise a DataError if it cannot be opened, or a ReadError if a remote one cannot be fetched. Other errors of
-        `Files` pass.
-        """
-
-    @abstractmethod
-    def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
-        """Return these columns of one group, as Arrow arrays.
-
-        Raise an error of `_BROKEN` if the group is damaged or the disk fails, a DataError if the file cannot be opened,
-        or a ReadError if a remote one cannot be fetched. Other errors of `Files` pass.
-        """
-
-    # --- what there is ---
-
-    @cached_property
-    def _surveyed(self) -> dict[str, Any]:
-        """Return the columns and the groups of all files; groups without rows are left out.
-
-        Raise a DataError if there is no file, one is missing, named twice or broken, has unusable columns, or differs
-        from the first file in its schema; a ReadError if a store cannot be asked or read. SettingsError and
-        MachineError of `_paths` and `_groups_in` pass through.
-        """
-        paths, kinds = self._paths(), list[ColumnKind]()
-        found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
-        for number, path in enumerate(paths):
-            groups = self._groups_in(path)
-            own = kinds_of(groups.types, self.settings.columns, self.files.where(path))
-            refuse_other_columns(kinds or own, own, self.files.where(path))
-            kinds = kinds or own
-            kept = [at for at, rows in enumerate(groups.rows) if rows]
-            found["file"] += [number] * len(kept)
-            found["place"] += [groups.places[at] for at in kept]
-            found["rows"] += [groups.rows[at] for at in kept]
-        return {**found, "columns": [{**asdict(kind), "inner": list(kind.inner)} for kind in kinds]}
-
-    def _groups_in(self, path: str) -> GroupsOfFile:
-        """Return a file's columns and groups; raise a DataError if the file is missing or broken, or the disk fails.
-
-        Raise a ReadError if its store cannot be asked or read. SettingsError of `facts` and MachineError of reading
-        pass through.
-        """
-        self.files.facts(path)
-        try:
-            return self._look_at(path)
-        except _BROKEN as error:
-            raise unusable(
-                self.files.where(path), "a whole file of this format", " ".join(str(error).split())
-            ) from None
-
-    @property
-    def _about(self) -> Mapping[str, Any]:
-        """Return columns and groups as the index has them, or before there is one as surveyed.
-
-        Before there is an index, raise what `_surveyed` raises, such as a DataError.
-        """
-        return self.indexed.about["rows_of"] if hasattr(self, "indexed") else self._surveyed
-
-    @cached_property
-    def _kinds(self) -> tuple[ColumnKind, ...]:
-        """Return what each column holds; if there is no index yet, raise what `_surveyed` raises."""
-        return tuple(ColumnKind(**{**kind, "inner": tuple(kind["inner"])}) for kind in self._about["columns"])
-
-    @cached_property
-    def _firsts(self) -> NDArray[np.int64]:
-        """Return the first row of each group, and behind them the number of rows.
-
-        If there is no index yet, raise what `_surveyed` raises.
-        """
-        return np.append(0, np.cumsum(np.array(self._about["rows"], np.int64)))
-
-    @cached_property
-    def fields(self) -> tuple[Field, ...]:
-        """Return the fields of columns of numbers, and of lists of numbers; texts and bytes have none.
-
-        Before there is an index, raise what `_surveyed` raises: a DataError if a file cannot be used, a ReadError if a
-        store cannot be asked, or a SettingsError or MachineError.
-        """
-        return fields_of_rows(
-            (kind.key, kind.dtype, kind.inner, kind.ragged) for kind in self._kinds if kind.holds == "numbers"
-        )
+    reads_ahead = True
 
     # --- while an index is made ---
 
@@ -207,9 +82,10 @@ class ColumnarSource(Source):
         rows than `piece_rows` are asked for, each range has exactly `rows`, wherever groups end. The last one has what
         is left. Errors of `_firsts` pass through.
         """
+        whole = rows >= self.piece_rows
+        rows = rows if self.gathers else min(rows, _FILES_IN_PIECE)
         start = 0
         for stop in self._firsts[1:].tolist():
-            whole = rows >= self.piece_rows
             while stop - start >= rows and start < stop:
                 yield range(start, end := stop if whole else start + rows)
                 start = end
@@ -263,9 +139,12 @@ class ColumnarSource(Source):
         # Kept, because small pieces share a group, which would be decoded again for each of them.
         if self._latest[0] != group:
             path, arrays = self._arrays_of(group)
-            lengths, faults = lengths_and_faults(
-                arrays, self._kinds, {field.key for field in self.fields if field.padded}
-            )
+            padded = {field.key for field in self.fields if field.padded}
+            lengths, faults = lengths_and_faults(arrays, self._kinds, padded)
+            for kind, array in zip(self._kinds, arrays, strict=True):
+                if kind.is_file:
+                    found, unfit = self._file_columns.look(array, kind, faults)
+                    lengths, faults = lengths | (found if kind.key in padded else {}), faults | unfit
             where, before = self.files.where(path), self._row_in_file(int(self._firsts[group]))
             bad = {row: BadRow(where, before + row, *fault) for row, fault in faults.items()}
             self._latest = group, lengths, bad
@@ -282,7 +161,7 @@ class ColumnarSource(Source):
         path, place = about["paths"][about["file"][group]], about["place"][group]
         try:
             return path, self._read_group(path, place, keys or [kind.key for kind in self._kinds])
-        except _BROKEN as error:
+        except BROKEN as error:
             # The disk failed, not the format: the caller tries again (see Source.read).
             if isinstance(error, OSError) and error.errno is not None:
                 raise
@@ -295,10 +174,13 @@ class ColumnarSource(Source):
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
         """Return the first sample of each group, and behind them the number of samples, as "first_samples".
 
-        If there is no index yet, raise what `_surveyed` raises.
+        With columns of recordings also the rate that all of a column have, or 0 if they differ, as "rates". If there is
+        no index yet, raise what `_surveyed` raises.
         """
+        rates = common_rates(self._kinds, numbers)
         # Bad rows are left out, so groups begin at other numbers among samples than among rows.
-        return {"first_samples": np.searchsorted(numbers["row"], self._firsts).tolist()}
+        firsts = np.searchsorted(numbers["row"], self._firsts).tolist()
+        return {"first_samples": firsts} | ({"rates": rates} if rates else {})
 
     # --- once there is an index ---
 
@@ -321,9 +203,10 @@ class ColumnarSource(Source):
         """Return where segments begin, and the number of samples; a segment is one or several groups."""
         starts = np.unique(self.indexed.about["first_samples"])
         # Whole groups, so that a window decodes each of its groups once, and no group is in two windows.
-        # A group begins a segment if it begins in another block of SEGMENT_SAMPLES than the group before. Large groups
-        # are segments of their own, and small ones share one.
-        firsts = starts[:-1][np.diff(starts[:-1] // SEGMENT_SAMPLES, prepend=-1) > 0]
+        # A group begins a segment if it begins in another block of samples than the group before. Large groups are
+        # segments of their own, and small ones share one.
+        block = SEGMENT_SAMPLES if self.gathers else _FILES_IN_SEGMENT
+        firsts = starts[:-1][np.diff(starts[:-1] // block, prepend=-1) > 0]
         return np.append(firsts, self.samples)
 
     @property
@@ -401,14 +284,32 @@ class ColumnarSource(Source):
             yield joined_parts(self._kept.values(int(self._rows[self.checked(sample)])))
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
-        """Return a value for each column: new arrays, numbers as arrays without axes, texts and bytes.
+        """Return the values of all columns: new arrays, numbers as arrays without axes, texts and bytes.
 
-        Raise an IndexError if there is no such sample, or a ValueError if the bytes are not those of such values, as of
-        a text that is not UTF-8.
+        A recording has its rate beside it. Raise a SampleError if a recording or image cannot be decoded, an IndexError
+        if there is no such sample, or a ValueError if the bytes are not those of such values, as of a text that is not
+        UTF-8. Other errors of decoding recordings pass, such as a SettingsError for MP3.
         """
         self.checked(sample)
-        parts = zip(self._kinds, parted(raw, len(self._kinds)), strict=True)
-        return {kind.key: value_of(part, kind) for kind, part in parts}
+        values = dict[str, Any]()
+        for kind, part in zip(self._kinds, parted(raw, len(self._kinds)), strict=True):
+            if kind.is_file:
+                frames = int(self.indexed.numbers[f"length_{kind.key}"][sample]) if kind.holds == "audio" else 0
+                values |= self._file_columns.decode(bytes(part), kind, frames, self.name(sample))
+            else:
+                values[kind.key] = value_of(part, kind)
+        return values
+
+    def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
+        """Return the decoded samples as columns, so that transforms can take all at once.
+
+        Return None if they are large together, or if a column has a fixed shape with axes. Raise what `decode` raises,
+        for any of them.
+        """
+        sizes = self.decoded_bytes({name: column[samples] for name, column in self.indexed.numbers.items()})
+        if not len(samples) or (sizes is not None and sizes.sum() > _MOST_AT_ONCE):
+            return None
+        return joined_columns(list(map(self.decode, samples, raw)), self.fields)
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, padded, decoding the groups that are not in memory.

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.arrays.arrow_columns import ColumnKind, ColumnValues
+    from loader_server.sources.arrays.arrow_columns import ColumnValues
+    from loader_server.sources.arrays.arrow_types import ColumnKind
 
 __all__ = ["RowGroups"]
 

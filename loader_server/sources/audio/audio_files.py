@@ -35,6 +35,7 @@ __all__ = [
     "AVERAGED",
     "AudioHeader",
     "audio_bytes",
+    "audio_lengths",
     "audio_versions",
     "decoded_audio",
     "decoded_stretch",
@@ -231,6 +232,17 @@ def header_of_bytes(raw: bytes, where: str) -> tuple[int, int, int]:
     for MP3 if the job keeps to a processor level without AVX.
     """
     return _header(io.BytesIO(raw), _of_bytes(raw), len(raw), where)
+
+
+def audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
+    """Return frames and rate of a recording whose file's bytes are given, from its header.
+
+    Raise a SampleError for bytes that are no audio, are recognizably cut short or without samples, or would have more
+    than `largest` bytes decoded (0: no limit). SettingsError of `header_of_bytes` passes through.
+    """
+    frames, rate, channels = header_of_bytes(raw, where)
+    refuse_larger(audio_bytes(frames, channels), largest, where)
+    return frames, rate
 
 
 def _header(file: int | io.BytesIO, read: Callable[[int, int], bytes], size: int, where: str) -> tuple[int, int, int]:

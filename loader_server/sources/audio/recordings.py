@@ -2,9 +2,7 @@
 
 Rules: only what a sample needs is read and decoded. A whole file is read in one go. A stretch of a plain WAV file is a
 range of bytes; in other files libsndfile seeks to it, which also reads, so that happens while decoding. A file that is
-no longer the indexed one is a ReadError: its size is compared, and its content unless this machine has seen its status
-with that content. Both are checked after reading, because a write changes the status before the bytes. The time of
-change is not compared, because a copy has another.
+no longer the indexed one is a ReadError (see sample_files).
 """
 
 from __future__ import annotations
@@ -18,10 +16,8 @@ import numpy as np
 from loader_server.sources.audio.audio_files import AVERAGED, decoded_audio, decoded_stretch
 from loader_server.sources.audio.containers import FRAME_BYTES, HEADER_BYTES, plain_header, plain_samples, plain_wav
 from loader_server.sources.audio.stretches import WHOLE_FILE
-from loader_server.sources.files.file_facts import OTHER_FILE_REMEDY, FileFacts
 from loader_server.sources.files.local import bytes_at
-from loader_server.sources.files.presence import IndexedFiles, look_at_some
-from loader_server.sources.files.same_files import digest_of, digest_of_handle, digest_of_number, has_content
+from loader_server.sources.files.sample_files import SampleFiles
 from loader_server.sources.remote.urls import is_url
 from shared.errors import ReadError, SampleError
 from shared.wire.batch_layout import Field
@@ -40,7 +36,6 @@ __all__ = ["Recordings", "audio_field", "common_rate", "has_recordings"]
 #: Limit in frames on decoding samples together: four minutes at 16 kHz, which any format decodes in less than half a
 #: second. They are in memory at once, and share the time limit that one sample has otherwise.
 _MOST_AT_ONCE = 4_000_000
-_OTHER_CONTENT = "one of the same size with other bytes, changed since"
 
 
 def audio_field(rate: int) -> Field:
@@ -74,7 +69,7 @@ class _Extent:
         return self.start == WHOLE_FILE
 
 
-class Recordings:
+class Recordings(SampleFiles):
     """Audio of an index's samples.
 
     `columns` are those of `stretch_columns`. `path_of` returns a sample's path or URL, and `where` how messages name
@@ -89,28 +84,12 @@ class Recordings:
         files: Files,
         largest: int,
     ) -> None:
-        self._files = files
+        super().__init__(columns, path_of, where, files)
         #: Limit on decoded bytes; 0 if there is none.
         self._largest = largest
-        self._columns = columns
         # Without these columns all samples are whole files with all channels.
         self._start = columns.get("start", np.broadcast_to(WHOLE_FILE, columns["bytes"].shape))
         self._channel = columns.get("channel", np.broadcast_to(AVERAGED, columns["bytes"].shape))
-        #: Path or URL of a sample's file.
-        self._path_of = path_of
-        #: How messages name the line that lists a sample.
-        self._where = where
-
-    def expect(self, samples: Sequence[int]) -> None:
-        """Start fetching the files of these samples that are remote; fetches that fail are dropped.
-
-        What `path_of` raises passes through.
-        """
-        self._files.expect_files((self._path_of(sample), self._facts(sample)) for sample in samples)
-
-    def _facts(self, sample: int) -> FileFacts:
-        """Return the size and version of the sample's file as indexed."""
-        return FileFacts(bytes=int(self._columns["bytes"][sample]), version=int(self._columns["mtime_ns"][sample]))
 
     def read(self, sample: int) -> bytes:
         """Return the bytes of the sample's file or stretch; empty bytes if decoding has to seek.
@@ -131,64 +110,33 @@ class Recordings:
         it cannot be opened or read. SettingsError and MachineError of `_read_remote` pass through.
         """
         sample = extent.sample
+        if extent.is_whole_file:
+            return self.read_whole(sample)
         if is_url(path := self._path_of(sample)):
             return self._read_remote(path, extent)
-        # A bare descriptor: a Python file makes twice as many system calls, which is 3 µs of 12.
         handle = os.open(path, os.O_RDONLY)
         try:
-            header = b"" if extent.is_whole_file else os.pread(handle, HEADER_BYTES, 0)
-            offset, nbytes = self._range(extent, header)
+            offset, nbytes = self._range(extent, os.pread(handle, HEADER_BYTES, 0))
             raw = bytes_at(handle, offset, nbytes)
             if len(raw) != nbytes:
                 raise self._changed(sample, f"one of {len(raw)} bytes, changed since")
-            self._refuse_other_content(sample, handle, raw if extent.is_whole_file else None)
+            self._refuse_other_content(sample, handle, None)
         finally:
             os.close(handle)
         return raw
 
     def _read_remote(self, url: str, extent: _Extent) -> bytes:
-        """Return the bytes that decoding an extent of a remote file needs, in its indexed version.
+        """Return the bytes that decoding a stretch of a remote file needs, in its indexed version.
 
         If decoding has to seek, fetch the file to this machine and return empty bytes. Raise a ReadError if that
         version cannot be fetched. Errors of the cache pass through, such as a MachineError, OSError or SettingsError.
         """
         facts = self._facts(extent.sample)
-        if extent.is_whole_file:
-            return self._files.whole(url, facts)
         header = self._files.part(url, facts, 0, min(HEADER_BYTES, facts.bytes))
         offset, nbytes = self._range(extent, header)
         if not nbytes:
             self._files.local(url, facts).close()  # fetch the whole file now: decoding seeks in the local copy
         return self._files.part(url, facts, offset, nbytes)
-
-    def indexed_files(self) -> IndexedFiles:
-        """Return the file of each sample; remote ones have an empty path."""
-        return IndexedFiles(len(self._columns["bytes"]), self._file_at)
-
-    def _file_at(self, sample: int) -> tuple[str, int]:
-        """Return path (empty if the file is remote) and size of the sample's file."""
-        path = self._path_of(sample)
-        return "" if is_url(path) else path, int(self._columns["bytes"][sample])
-
-    def look_for_changes(self, time_s: float) -> None:
-        """Raise a ReadError for a local file that is gone or changed since indexing.
-
-        As many files are checked as `time_s` allows. Remote files are skipped: reading them asks for the indexed
-        version.
-        """
-        look_at_some(len(self._columns["bytes"]), self._look_at, time_s)
-
-    def _look_at(self, sample: int) -> None:
-        """Raise a ReadError if a sample's local file is gone or has changed; remote ones are not looked at."""
-        if is_url(path := self._path_of(sample)):
-            return
-        try:
-            status = os.stat(path)  # takes a fifth of the time of Path.stat
-            self._refuse_other(sample, status)
-            if not has_content(path, status, self._digest(sample), self._files.seen):
-                raise self._changed(sample, _OTHER_CONTENT)
-        except OSError as error:
-            raise self._changed(sample, error.strerror or str(error)) from None
 
     def _open(self, sample: int) -> int:
         """Return a descriptor of the sample's file, to be closed by the caller.
@@ -209,55 +157,15 @@ class Recordings:
             raise
         return handle
 
-    def _refuse_other(self, sample: int, status: os.stat_result) -> None:
-        """Raise a ReadError if the size differs from the indexed one."""
-        if status.st_size != self._columns["bytes"][sample]:
-            raise self._changed(sample, f"one of {status.st_size} bytes, changed since")
-
-    def _refuse_other_content(self, sample: int, handle: int, raw: bytes | None) -> None:
-        """Raise a ReadError if an open file, which was just read, is not the indexed one.
-
-        `raw` are all of its bytes if they were read; otherwise the digest is computed from the descriptor. Raise an
-        OSError if the disk fails.
-        """
-        # A writer changes the status before the bytes. So if the status is taken after reading and is one that was seen
-        # with the indexed content, the bytes that were read are the indexed ones.
-        status, digest = os.fstat(handle), self._digest(sample)
-        self._refuse_other(sample, status)
-        if self._files.seen.has(status, digest):
-            return
-        if raw is None:
-            read = digest_of_handle(handle, status, self._files.seen)
-        else:
-            read = digest_of(lambda start, stop: raw[start:stop], len(raw))
-            self._files.seen.keep(status, read)
-        if read != digest:
-            raise self._changed(sample, _OTHER_CONTENT)
-
-    def _digest(self, sample: int) -> str:
-        """Return the digest of the sample's file as indexed."""
-        return digest_of_number(int(self._columns["content"][sample]))
-
     def _range(self, extent: _Extent, header: bytes) -> tuple[int, int]:
-        """Return offset and number of the bytes that decoding needs, given the file's first bytes.
+        """Return offset and number of the bytes that decoding a stretch needs, given the file's first bytes.
 
-        No bytes if the extent is a stretch of anything but a plain WAV file: decoding seeks there itself.
+        No bytes if the file is anything but a plain WAV file: decoding seeks there itself.
         """
         nbytes = int(self._columns["bytes"][extent.sample])
-        if extent.is_whole_file:
-            return 0, nbytes
         if plain_header(header, nbytes) is None:
             return 0, 0
         return HEADER_BYTES + extent.start * FRAME_BYTES, extent.frames * FRAME_BYTES
-
-    def _changed(self, sample: int, got: str) -> ReadError:
-        """Return the ReadError for a file that is not the indexed one."""
-        return ReadError(
-            expected=f"the file that was indexed ({self._columns['bytes'][sample]} bytes)",
-            got=got,
-            where=self._named(sample),
-            remedy=OTHER_FILE_REMEDY,
-        )
 
     def decode(self, sample: int, raw: bytes) -> tuple[NDArray[np.float32], int]:
         """Return the sample's audio and its rate.
@@ -351,17 +259,12 @@ class Recordings:
         """Return whether the sample is all of its file, which the index marks by a start of WHOLE_FILE."""
         return int(self._start[sample]) == WHOLE_FILE
 
-    def _named(self, sample: int) -> str:
-        """Return how messages name the sample: its file, and where the data set lists it."""
-        return f"{self._path_of(sample)} ({self._where(sample)})"
-
     def identity(self, sample: int) -> str:
         """Return what tells the sample's bytes from others, without the path.
 
         That is the file's size, time of change and digest, and the stretch and channel if it is not all of the file.
         """
-        columns, start, channel = self._columns, int(self._start[sample]), int(self._channel[sample])
-        file = f"{columns['bytes'][sample]} bytes, changed at {columns['mtime_ns'][sample]} ns"
-        stretch = "" if start == WHOLE_FILE else f", {columns['frames'][sample]} frames from {start}"
+        start, channel = int(self._start[sample]), int(self._channel[sample])
+        stretch = "" if start == WHOLE_FILE else f", {self._columns['frames'][sample]} frames from {start}"
         chosen = "" if channel == AVERAGED else f", channel {channel}"
-        return f"{file}, digest {self._digest(sample)}{stretch}{chosen}"
+        return f"{super().identity(sample)}{stretch}{chosen}"

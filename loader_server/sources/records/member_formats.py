@@ -7,8 +7,6 @@ bytes is decoded during indexing as it is later, so that members that cannot be 
 
 from __future__ import annotations
 
-import functools
-import io
 import json
 from dataclasses import dataclass
 from tokenize import TokenError
@@ -16,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
+from loader_server.sources.array_files import array_of_npy
+from loader_server.sources.sample_limits import LARGEST_SAMPLE
 from shared.errors import SampleError
 from shared.wire.batch_layout import DTYPES, Field
 
@@ -48,7 +47,6 @@ _PARSERS: dict[str, Callable[[bytes], Any]] = {
     "number": _number,
     "json": json.loads,
 }
-_NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +100,12 @@ class MemberForm:
         """Return the member's lengths, in the order of `lengths`; raise a SampleError if it cannot be used.
 
         Audio is measured by its header, not decoded; it is refused if it would have more than `largest` bytes (0: no
-        limit). SettingsError of `header_of_bytes` passes through, and what `decode` lets pass.
+        limit). SettingsError of `audio_lengths` passes through, and what `decode` lets pass.
         """
         if self.kind == "audio":
-            return _audio_lengths(raw, where, largest)
+            from loader_server.sources.audio.audio_files import audio_lengths  # needs soundfile
+
+            return audio_lengths(raw, where, largest)
         values = self.decode(raw, where)
         return [len(values[key]) for key in self.lengths]
 
@@ -140,7 +140,7 @@ class MemberForm:
         Raise a ValueError if it has another dtype or step than the first array had; for bytes that are no array, raise
         an error of `_UNREADABLE`.
         """
-        array = _npy(raw)
+        array = array_of_npy(raw)
         if self.dtype and (str(array.dtype), array.shape[1:] if array.ndim else None) != (self.dtype, self.shape):
             raise ValueError(f"an array of {array.dtype} {list(array.shape)}")
         return array if array.ndim else array[()]  # a scalar, not an array without axes
@@ -159,53 +159,6 @@ def form_of_member(suffix: str, raw: bytes) -> MemberForm:
     if str(value.dtype) not in DTYPES:
         raise _unusable("undecodable", f"an array of a dtype of {', '.join(sorted(DTYPES))}", str(value.dtype), suffix)
     return MemberForm(suffix, str(value.dtype), value.shape[1:] if value.ndim else None)
-
-
-def _audio_lengths(raw: bytes, where: str, largest: int) -> tuple[int, int]:
-    """Return frames and rate from the header.
-
-    Raise a SampleError for bytes that are no audio, are recognizably cut short or without samples, or would have more
-    than `largest` bytes decoded (0: no limit). SettingsError of `header_of_bytes` passes through.
-    """
-    from loader_server.sources.audio.audio_files import audio_bytes, header_of_bytes  # needs soundfile
-
-    frames, rate, channels = header_of_bytes(raw, where)
-    refuse_larger(audio_bytes(frames, channels), largest, where)
-    return frames, rate
-
-
-def _npy(raw: bytes) -> np.ndarray[Any, Any]:
-    """Return a copy of the array in a `.npy` file; raise a ValueError if the bytes are none, or fewer than it claims.
-
-    Raise it too for an unsupported version and for arrays of Python objects; errors of `_npy_header` pass. `numpy.load`
-    takes three times as long, mostly for the header, and allocates what a header claims before it looks for the values,
-    so that a damaged header could take all memory.
-    """
-    # After the magic string and two bytes of version: the header's length, 2 bytes in version 1, 4 later.
-    width = 2 if raw[6:7] == b"\1" else 4
-    size = 8 + width + int.from_bytes(raw[8 : 8 + width], "little")
-    dtype, shape, order = _npy_header(raw[:size])
-    view = np.frombuffer(raw, dtype, int(np.prod(shape)), size).reshape(shape, order=order)
-    return np.array(view, order="C")  # a view would be read-only, and keep all the member's bytes
-
-
-@functools.lru_cache(maxsize=4096)
-def _npy_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Any]:
-    """Return dtype, shape and order from a `.npy` header, cached because the arrays of a data set share few headers.
-
-    Raise a ValueError for a version that is not supported, and for arrays of Python objects, whose loading runs code;
-    for a malformed header a ValueError too, or another error of numpy's parser, such as tokenize's TokenError.
-    """
-    file = io.BytesIO(header)
-    version = np.lib.format.read_magic(file)
-    if version not in _NPY_HEADERS:
-        raise ValueError(
-            f"an array in version {version[0]}.{version[1]} of the format, which only names of fields need"
-        )
-    shape, fortran, dtype = _NPY_HEADERS[version](file)
-    if dtype.hasobject:
-        raise ValueError("an array of Python objects, which are never read")
-    return dtype, shape, "F" if fortran else "C"
 
 
 def _unusable(reason: str, expected: str, got: str, where: str) -> SampleError:

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from loader_server.sources.arrays.arrow_columns import kind_of, lengths_and_faults, value_of, values_of
+from loader_server.sources.arrays.arrow_columns import lengths_and_faults, value_of, values_of
+from loader_server.sources.arrays.arrow_types import kind_of
 
 ROWS: dict[str, tuple[Any, list[Any]]] = {
     "number": (pa.int16(), [1, 2, 3, 4]),

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader_server.sources.arrays.arrow_columns import ColumnKind, ColumnValues
+from loader_server.sources.arrays.arrow_columns import ColumnValues
+from loader_server.sources.arrays.arrow_types import ColumnKind
 from loader_server.sources.arrays.row_groups import RowGroups
 from shared.errors import DataError
 

@@ -1,0 +1,208 @@
+"""Files of columns, whatever their format: which columns and groups they have, when they are surveyed and later.
+
+Rules: all files have one schema. What only rows tell, such as the shape of images, the first rows decide, and the index
+keeps. A format says which groups a file has, and reads the columns of a group.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loader_server.sources.arrays.arrow_types import ColumnKind, kinds_of, refuse_other_columns, unusable
+from loader_server.sources.arrays.file_columns import FileColumns, column_in_batch
+from loader_server.sources.batch_columns import fields_of_rows
+from loader_server.sources.image_files import colours_setting, resize_setting
+from loader_server.sources.source import Source
+from shared.settings.parsers import byte_count, setting, texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from shared.wire.batch_layout import Field
+
+__all__ = ["BROKEN", "ColumnarFiles", "ColumnarSettings", "GroupsOfFile"]
+
+#: What reading broken files raises; pyarrow's own errors are of these kinds. An OSError with an
+#: errno is not pyarrow's but the disk's.
+BROKEN = (OSError, ValueError, KeyError, NotImplementedError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnarSettings:
+    """Settings of a stream with source = "parquet" or "arrow", besides those of every stream."""
+
+    paths: tuple[str, ...] = setting(texts, "files of one schema, or folders of them, relative to the job file")
+    columns: tuple[str, ...] = setting(texts, "the columns that are read; all, if left out", default=())
+    cache: int = setting(
+        byte_count, "how much decoded data each worker keeps; a window should fit", default=512 * 2**20
+    )
+    resize: tuple[int, ...] = resize_setting()
+    colours: str = colours_setting()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsOfFile:
+    """A file's columns with their Arrow types, and its groups.
+
+    For each group `rows` is its number of rows, and `places` where it is, in the format's own terms.
+    """
+
+    types: Mapping[str, Any]
+    #: What `datasets` calls columns that are files, if it wrote this one.
+    features: Mapping[str, str] = field(default_factory=dict)
+    #: Rows of each group.
+    rows: list[int] = field(default_factory=list)
+    #: Where each group is: its number in the file, or the byte where it begins.
+    places: list[int] = field(default_factory=list)
+
+
+class ColumnarFiles(Source):
+    """Files of one schema: their columns and groups, as they are surveyed or as the index has them."""
+
+    Settings = ColumnarSettings
+    settings: ColumnarSettings
+
+    # --- what a format says ---
+
+    @abstractmethod
+    def _paths(self) -> list[str]:
+        """Return the files that `paths` stands for, in order.
+
+        Raise a DataError if there is none, or if one is named twice; other errors of `Files.found` pass.
+        """
+
+    @abstractmethod
+    def _look_at(self, path: str) -> GroupsOfFile:
+        """Return the columns and groups of a file; raise an error of `BROKEN` if it is damaged or the disk fails.
+
+        Raise a DataError if it cannot be opened, or a ReadError if a remote one cannot be fetched. Other errors of
+        `Files` pass.
+        """
+
+    @abstractmethod
+    def _read_group(self, path: str, place: int, columns: Sequence[str]) -> list[Any]:
+        """Return these columns of one group, as Arrow arrays.
+
+        Raise an error of `BROKEN` if the group is damaged or the disk fails, a DataError if the file cannot be opened,
+        or a ReadError if a remote one cannot be fetched. Other errors of `Files` pass.
+        """
+
+    # --- what there is ---
+
+    @cached_property
+    def _surveyed(self) -> dict[str, Any]:
+        """Return the columns and the groups of all files; groups without rows are left out.
+
+        Raise a DataError if there is no file, one is missing, named twice or broken, has unusable columns, or differs
+        from the first file in its schema; a ReadError if a store cannot be asked or read. SettingsError and
+        MachineError of `_paths` and `_groups_in` pass through.
+        """
+        paths, kinds, features = self._paths(), list[ColumnKind](), dict[str, str]()
+        found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
+        for number, path in enumerate(paths):
+            groups = self._groups_in(path)
+            own = kinds_of(groups.types, self.settings.columns, self.files.where(path))
+            refuse_other_columns(kinds or own, own, self.files.where(path))
+            kinds, features = kinds or own, features or dict(groups.features)
+            kept = [at for at, rows in enumerate(groups.rows) if rows]
+            found["file"] += [number] * len(kept)
+            found["place"] += [groups.places[at] for at in kept]
+            found["rows"] += [groups.rows[at] for at in kept]
+        kinds = [self._settled(kind, features.get(kind.key, ""), found) for kind in kinds]
+        return {**found, "columns": [kind.to_json() for kind in kinds]}
+
+    def _settled(self, kind: ColumnKind, feature: str, found: Mapping[str, Any]) -> ColumnKind:
+        """Return a column's kind with what only its rows tell, such as the shape of its images.
+
+        As many of the `found` groups are read as that takes, none for most kinds. Raise a DataError if one cannot be
+        read or if the rows do not tell; errors of `_read_group` that are none of `BROKEN` pass.
+        """
+        places = zip(found["file"], found["place"], strict=True)
+        groups = (self._column_of(found["paths"][file], place, kind.key) for file, place in places)
+        return self._file_columns.settled(kind, feature, groups, ", ".join(self.settings.paths))
+
+    def _column_of(self, path: str, place: int, key: str) -> Any:
+        """Return a column of a group; raise a DataError if it cannot be read, and what `_settled` lets pass."""
+        try:
+            return self._read_group(path, place, [key])[0]
+        except BROKEN as error:
+            raise unusable(self.files.where(path), f'"{key}" that can be decoded', _text_of(error)) from None
+
+    @cached_property
+    def _file_columns(self) -> FileColumns:
+        """Return what looks at recordings and images, and decodes them."""
+        return FileColumns(self.settings.colours, self.settings.resize, self.of_job)
+
+    def _groups_in(self, path: str) -> GroupsOfFile:
+        """Return a file's columns and groups; raise a DataError if the file is missing or broken, or the disk fails.
+
+        Raise a ReadError if its store cannot be asked or read. SettingsError of `facts` and MachineError of reading
+        pass through.
+        """
+        self.files.facts(path)
+        try:
+            return self._look_at(path)
+        except BROKEN as error:
+            raise unusable(self.files.where(path), "a whole file of this format", _text_of(error)) from None
+
+    @property
+    def _about(self) -> Mapping[str, Any]:
+        """Return columns and groups as the index has them, or before there is one as surveyed.
+
+        Before there is an index, raise what `_surveyed` raises, such as a DataError.
+        """
+        return self.indexed.about["rows_of"] if hasattr(self, "indexed") else self._surveyed
+
+    @cached_property
+    def _kinds(self) -> tuple[ColumnKind, ...]:
+        """Return what each column holds; if there is no index yet, raise what `_surveyed` raises."""
+        return tuple(map(ColumnKind.from_json, self._about["columns"]))
+
+    @cached_property
+    def _firsts(self) -> NDArray[np.int64]:
+        """Return the first row of each group, and behind them the number of rows.
+
+        If there is no index yet, raise what `_surveyed` raises.
+        """
+        return np.append(0, np.cumsum(np.array(self._about["rows"], np.int64)))
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Return the fields of numbers, lists of numbers, recordings and images; texts and bytes have none.
+
+        Recordings have a time if there is an index and all have one rate. Before there is an index, raise what
+        `_surveyed` raises: a DataError if a file cannot be used, a ReadError if a store cannot be asked, or a
+        SettingsError or MachineError.
+        """
+        rates = self.indexed.about.get("rates", {}) if hasattr(self, "indexed") else {}
+        fields = fields_of_rows(column_in_batch(kind) for kind in self._kinds if kind.holds not in ("text", "bytes"))
+        return tuple(replace(field, per_second=float(rates.get(field.key, 0)) or None) for field in fields)
+
+    @property
+    def gathers(self) -> bool:
+        """Return whether whole batches can be written at once: not if there are recordings or images to decode.
+
+        If there is no index yet, raise what `_surveyed` raises.
+        """
+        return not any(kind.is_file for kind in self._kinds)
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of the libraries that decode recordings and images, by name.
+
+        Raise importlib's PackageNotFoundError if one was not installed as a package, and if there is no index yet what
+        `_surveyed` raises.
+        """
+        return FileColumns.versions(self._kinds)
+
+
+def _text_of(error: Exception) -> str:
+    """Return an error's text on one line."""
+    return " ".join(str(error).split())
