@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from loader_server.coordinator.events import Received, Ticked
-from loader_server.coordinator.pace_record import JobPace
-from loader_server.coordinator.workers_wanted import WorkersWanted
+from loader_server.coordinator.pace.pace_record import JobPace
+from loader_server.coordinator.pace.workers_wanted import WorkersWanted
 from tests.support.coordinator import attach, beat, coordinator, progress, register
 from tests.support.scaling_world import ScalingWorld
 

@@ -24,10 +24,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.coordinator.pace_record import PaceRecord
+from loader_server.coordinator.pace.pace_record import PaceRecord
 
 if TYPE_CHECKING:
-    from loader_server.coordinator.pace_record import JobPace, PaceMeans
+    from loader_server.coordinator.pace.pace_record import JobPace, PaceMeans
 
 __all__ = ["WorkersWanted"]
 
