@@ -66,6 +66,8 @@ _LIKENESS = 0.10
 _FULL = 0.3
 #: A gain from which on people hear how many times the rate there would be.
 _TIMES = 4.0
+#: Workers that are as many as can help, if that is more than there are; otherwise so many times as many.
+_MANY, _MANY_TIMES = 16, 8
 #: Times that are measured as nothing.
 _LEAST_S = 1e-6
 
@@ -164,9 +166,9 @@ def _steady_gains(steady: JobTimes | None) -> Gains | None:
 
 
 def gain_of_workers(job: JobTimes) -> float | None:
-    """Return the part by which the rate would grow with as many workers as could help; None if that is unknown.
+    """Return the part by which the rate would grow with several times as many workers; None if that is unknown.
 
-    It may be infinite, if nothing else takes any time. It is 0 if trainers hardly wait.
+    It is 0 if trainers hardly wait.
     """
     if not job.trainers or not job.workers:
         return None
@@ -174,7 +176,7 @@ def gain_of_workers(job: JobTimes) -> float | None:
         return 0.0
     model = _Model.of(job)
     now = model.rate()
-    return max(0.0, model.with_instant_workers().rate() / now - 1) if _is_like(job, now) else None
+    return max(0.0, model.with_many_workers().rate() / now - 1) if _is_like(job, now) else None
 
 
 def _among_trainers(job: JobTimes) -> tuple[str, str]:
@@ -292,8 +294,13 @@ class _Model:
     def with_twice_the_window(self) -> _Model:
         return self._with_trainers(lambda times: replace(times, window=2 * times.window))
 
-    def with_instant_workers(self) -> _Model:
-        return self._with_workers(lambda _times: WorkerTimes(0.0, 0.0))
+    def with_many_workers(self) -> _Model:
+        """Return the job with several times as many workers: each takes as long for a batch as now, if possible."""
+        # A batch's own time has to stay: reads of a job whose window is its limit take as long with any number.
+        times = _MANY // len(self.workers)
+        if self.scale == 1 and times > 1:
+            return replace(self, workers=[*self.workers] * times, count=self.count * times)
+        return self._with_workers(lambda times: WorkerTimes(times.read_s / _MANY_TIMES, times.build_s / _MANY_TIMES))
 
     def with_another(self, worker: WorkerTimes) -> _Model:
         """Return the job with one worker more; of a sample all workers are as much quicker as they would be more."""

@@ -42,7 +42,7 @@ def limit_of_report(report: Mapping[str, Any]) -> JobLimit:
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """What limits each stream, by name, and what as many workers as could help would gain (see `gain_of_workers`)."""
+    """What limits each stream, by name, and what several times as many workers would gain (see `gain_of_workers`)."""
 
     by_stream: Mapping[str, JobLimit]
     workers_gain: float | None

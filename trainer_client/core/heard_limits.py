@@ -46,9 +46,9 @@ class HeardLimits:
     def of_span(self, before: dict[str, float], over_s: float, now_s: float) -> Limited | None:
         """Return the limit of the last `over_s` seconds, in which `seconds` have grown from `before`; None if unknown.
 
-        It is the one that was heard for longest, where "nobody" counts only if nothing else was heard. Unless limits
-        were heard for half of the time, or the latest answer is fresh and the time is shorter than two heartbeats, it
-        is unknown.
+        It is the one that was heard for longest, where "nobody" counts only if nothing else was heard; or the latest
+        one, if that is fresh and the time is shorter than `most_s`. It is unknown if limits were heard for less than
+        half of the time.
         """
         spans = {limit: seconds - before.get(limit, 0.0) for limit, seconds in self.seconds.items()}
         if self._is_fresh(now_s) and over_s < self.most_s:

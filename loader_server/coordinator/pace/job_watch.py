@@ -5,9 +5,11 @@ Rules: pure.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from loader_server.coordinator.pace.limit_look import LimitLook
+from loader_server.coordinator.pace.limit_look import LOOKS_BACK_S, LimitLook
 from loader_server.coordinator.pace.pace_meter import PaceMeter
 from loader_server.coordinator.pace.workers_wanted import WorkersWanted
 
@@ -28,6 +30,8 @@ class JobWatch:
     def __init__(self, heartbeat_timeout_s: float) -> None:
         self._timeout_s = heartbeat_timeout_s
         self._pace, self._wanted, self._limits = PaceMeter(), WorkersWanted(), LimitLook()
+        #: How many workers and trainers there are, and since when.
+        self._crew, self._same_since_s = (0, 0), -math.inf
 
     @property
     def workers_wanted(self) -> int | None:
@@ -50,10 +54,15 @@ class JobWatch:
 
         Without a report what was found out before stays.
         """
-        if report is not None:
-            self._limits.look(report, now_s)
         pace = self._pace.look(streams, workers, now_s - self._timeout_s, now_s)
-        self._wanted.look(pace, now_s)
+        if (pace.workers, pace.trainers) != self._crew:
+            self._crew, self._same_since_s = (pace.workers, pace.trainers), now_s
+        # What was seen before workers or trainers changed says nothing of what more workers would gain now.
+        alike_s = self._same_since_s + LOOKS_BACK_S
+        if report is not None:
+            self._limits.look(report, now_s, at_once=self._limits.looked_s < alike_s <= now_s)
+        gain = self._limits.workers_gain if self._limits.looked_s >= alike_s else None
+        self._wanted.look(replace(pace, workers_gain=gain), now_s)
 
     def limit_message(self, stream: str) -> Limited | None:
         """Return the message to trainers about what limits their stream; None while nothing is known."""

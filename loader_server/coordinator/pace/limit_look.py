@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from shared.stations.limit import Gains, JobLimit
 
-__all__ = ["LimitLook"]
+__all__ = ["LOOKS_BACK_S", "LimitLook"]
 
-#: Time between two looks: what limits a job is worked out from the last five seconds.
-_EVERY_S = 5.0
+#: What limits a job is worked out from so many seconds, and so often.
+LOOKS_BACK_S = 5.0
 
 #: Largest gain in thousandths that a message names; more means that there would hardly be a bound.
 _MOST_GAIN = 10**9
@@ -33,18 +33,19 @@ class LimitLook:
         #: Replaced as a whole, so that other threads can read it; None before the first look.
         self.limits: StreamLimits | None = None
         self._messages: dict[str, Limited] = {}
-        self._due_s = -math.inf
+        #: When it looked last.
+        self.looked_s = -math.inf
 
     @property
     def workers_gain(self) -> float | None:
-        """Return the part by which as many workers as could help would raise the rate; None if that is unknown."""
+        """Return the part by which several times as many workers would raise the rate; None if that is unknown."""
         return None if self.limits is None else self.limits.workers_gain
 
-    def look(self, report: Mapping[str, Any], now_s: float) -> None:
-        """Look at a coordinator's report, unless the last look is less than five seconds old."""
-        if now_s < self._due_s or not _is_known(report):
+    def look(self, report: Mapping[str, Any], now_s: float, *, at_once: bool = False) -> None:
+        """Look at a coordinator's report, unless the last look is less than five seconds old and not `at_once`."""
+        if (now_s < self.looked_s + LOOKS_BACK_S and not at_once) or not _is_known(report):
             return
-        self._due_s = now_s + _EVERY_S
+        self.looked_s = now_s
         self.limits = limits_of_streams(report)
         self._messages = {name: _message(limit) for name, limit in self.limits.by_stream.items()}
 

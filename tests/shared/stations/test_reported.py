@@ -113,13 +113,20 @@ def test_a_stream_that_nobody_reads_is_limited_by_nobody():
     [
         # Trainers step for 10 ms and workers build for 50: five times the rate, if enough of them come.
         ([worker(build_s=0.05)], [trainer(waited_s=4.0)], pytest.approx(4.0, abs=0.3)),
+        # A read takes 0.4 s and the window is 8 batches, which one worker reads half of at a time: 20 a second at most.
+        (
+            [worker(read_s=0.4, build_s=0.001, built=50)],
+            [trainer(batches=50, waited_s=4.0)],
+            pytest.approx(1.0, abs=0.1),
+        ),
+        ([worker(read_s=0.4, build_s=0.001)] * 2, [trainer(waited_s=4.0)], pytest.approx(0.0, abs=0.1)),
         ([worker(build_s=0.01)], [trainer()], 0.0),
         ([worker(build_s=0.01)], [trainer(waited_s=4.0)], None),
         ([], [trainer(waited_s=4.0)], None),
         ([worker()], [], None),
     ],
 )
-def test_what_as_many_workers_as_could_help_would_gain(workers, trainers, gain):
+def test_what_several_times_as_many_workers_would_gain(workers, trainers, gain):
     assert limits_of_streams(report(workers, trainers)).workers_gain == gain
 
 

@@ -28,7 +28,7 @@ def test_nothing_is_known_before_the_first_answer() -> None:
 
 
 def test_a_span_has_the_limit_that_was_heard_for_longest() -> None:
-    known = heard(*["trainers"] * 5, *["transforms"] * 8)
+    known = heard(*["trainers"] * 4, *["transforms"] * 9)
     assert known.of_span({}, 6.5, 6.0) == answer("transforms")
     assert known.of_span({}, 6.5, 1e9) == answer("transforms")
 
