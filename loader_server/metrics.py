@@ -10,6 +10,7 @@ from collections import Counter
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from loader_server.coordinator.limit_metrics import limit_metrics
 from loader_server.leases.table_counts import NO_REASON, TOOK_TOO_LONG
 from shared.metrics.names import GARBAGE, Declarations
 from shared.metrics.server import MetricSamples
@@ -327,6 +328,7 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
     }
     yield from map(MetricSamples.single, numbers, numbers.values())
     yield MetricSamples(WORKERS_WANTED, _some_number(report["workers_wanted"]))
+    yield from limit_metrics(coordinator.limits, report["streams"])
     yield MetricSamples(WORKER_SILENT, _silent(report["workers"]))
     views = coordinator.streams
     yield _by_stream(SAMPLES, views, lambda view: view.samples)

@@ -144,6 +144,8 @@ class BuildThread:
         self.outcomes: deque[Outcome] = deque()
         #: Submitted builds whose outcome has not been taken yet.
         self.load = 0
+        #: Seconds that builds had been in the queue when they were submitted, added up.
+        self.queued_s = 0.0
         #: Moving average of the duration of a build; high at first, so that the first outcomes are announced at once.
         self._usual_s = _LATER_S
         #: When `wake` was called last, and whether an outcome was added since, whose announcement is held back.
@@ -206,6 +208,7 @@ class BuildThread:
         The read begins now if the thread waits for an earlier one.
         """
         self.load += 1
+        self.queued_s += time.monotonic() - build.accepted_s
         build.reads = self._builders[build.want.stream].reads(build.want)
         # The thread begins reads between builds. While it waits for one, builds that come would only be read after it,
         # and of four readers three had something to do.

@@ -18,7 +18,7 @@ from loader_server.job_folder import JobFolder
 from loader_server.machine.job_socket import ask_machine
 from shared.errors import LostError
 from shared.stations.limit import sentence
-from shared.stations.reported import limit_of_report, stations_of_report
+from shared.stations.reported import limit_of_report, queued_s_of_report, stations_of_report
 from shared.wire.messages import Status, StatusQuery
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ def run(options: argparse.Namespace) -> int:
 
     def look() -> dict[str, Any]:
         if "://" in options.endpoint:
-            return ask(options.endpoint, keys=options.keys, timeout_s=options.timeout_seconds)
-        return ask_all(Path(options.endpoint), timeout_s=options.timeout_seconds)
+            return with_limit(ask(options.endpoint, keys=options.keys, timeout_s=options.timeout_seconds))
+        jobs = ask_all(Path(options.endpoint), timeout_s=options.timeout_seconds)["jobs"]
+        return {"jobs": [job | {"report": job["report"] and with_limit(job["report"])} for job in jobs]}
 
     console = Console()
     if options.json:
@@ -90,17 +91,26 @@ def _report_of(job: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
 
 
 def ask(endpoint: str, *, keys: str | Path | None = None, timeout_s: float = 30.0) -> dict[str, Any]:
-    """Return the coordinator's status report on its job, as plain facts, with the `limit` that follows from it.
+    """Return the coordinator's status report on its job, as plain facts; `with_limit` works out what limits the job.
 
     Raises LostError if it does not answer in time, RefusedError if it refuses, SettingsError if a key or the endpoint
     cannot be used, ProtocolError if the answer cannot be decoded, or MachineError if there is no room for a connection.
     """
     status = ask_coordinator(endpoint, StatusQuery(), Status, keys=keys, timeout_s=timeout_s)
-    return with_limit(json.loads(status.report))
+    report: dict[str, Any] = json.loads(status.report)
+    return report
 
 
 def with_limit(report: dict[str, Any]) -> dict[str, Any]:
-    """Return a coordinator's report and, as `limit`, what limits its job: facts, `sentence`, and busy `stations`."""
+    """Return a coordinator's report and, as `limit`, what limits its job.
+
+    That is the facts of `JobLimit`, the `sentence`, how busy `stations` are, and `queued_s`, how long wants wait in the
+    queues of workers (None: unknown).
+    """
     limit = limit_of_report(report)
-    words = {"sentence": sentence(limit), "stations": stations_of_report(report)}
-    return report | {"limit": dataclasses.asdict(limit) | words}
+    more = {
+        "sentence": sentence(limit),
+        "stations": stations_of_report(report),
+        "queued_s": queued_s_of_report(report),
+    }
+    return report | {"limit": dataclasses.asdict(limit) | more}

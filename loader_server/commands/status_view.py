@@ -85,11 +85,18 @@ def _some(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> list[Table]:
 
 
 def _limit(report: dict[str, Any]) -> Iterator[str]:
-    """Yield the sentence on what limits the job, and how busy stations are, if trainers read; then an empty line."""
-    if any(trainer["lately"] for stream in report["streams"].values() for trainer in stream["trainers"]):
-        yield report["limit"]["sentence"]
-        if report["limit"]["stations"]:
-            yield "busy: " + ", ".join(f"{name} {share:.0%}" for name, share in report["limit"]["stations"].items())
+    """Yield the sentence on what limits the job, and how busy stations are, if trainers read; then an empty line.
+
+    A report without `limit`, as the coordinator sends it, has only the empty line.
+    """
+    trainers = [trainer for stream in report["streams"].values() for trainer in stream["trainers"]]
+    if "limit" in report and any(trainer["lately"] for trainer in trainers):
+        limit = report["limit"]
+        yield limit["sentence"]
+        if limit["stations"]:
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in limit["stations"].items())
+            queued = "" if limit["queued_s"] is None else f"; wants queue {1000 * limit['queued_s']:,.0f} ms"
+            yield f"busy: {shares}{queued}"
     yield ""
 
 

@@ -55,20 +55,22 @@ class Ending:
             yield from self._announce(stream)
 
     def _announce(self, stream: str) -> Iterator[Send]:
-        message = self.news(stream)
+        message = self.announcement(stream)
         return (Send(trainer.peer, message) for trainer in self._streams[stream].trainers.values())
 
     def greet(self, peer: bytes, stream: str) -> Iterator[Send]:
         """Yield the announcement for a trainer that has just attached; nothing while the job goes on."""
         if self._drains is not None:
-            yield Send(peer, self.news(stream))
+            yield Send(peer, self.announcement(stream))
 
-    def news(self, stream: str) -> m.JobEnds | m.Noted:
-        """Return the answer to a heartbeat: the announcement of the end, or `Noted` while the job goes on.
+    def news(self, stream: str) -> m.JobEnds | None:
+        """Return the announcement of the end, which answers every heartbeat; None while the job goes on."""
+        return None if self._drains is None else self.announcement(stream)
 
-        The announcement has the last round of the stream once it is fixed, else None.
-        """
-        return m.Noted() if self._drains is None else m.JobEnds(drains=self._drains, last=self._last.get(stream))
+    def announcement(self, stream: str) -> m.JobEnds:
+        """Return the announcement of an end that was ordered, with the last round of the stream once that is fixed."""
+        assert self._drains is not None
+        return m.JobEnds(drains=self._drains, last=self._last.get(stream))
 
     def stand(self, place: m.StandsStill, now_s: float) -> Iterator[Send]:
         """Record the round of a paused rank; yield the announcement of the last round to all if it can be fixed now.

@@ -130,7 +130,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed."""
+    """Time has passed; `report` is the state's report of the tick before, in which shows what limits the job."""
+
+    report: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from loader_server.coordinator.lately import TRAINER_COUNTS, WORKER_COUNTS, lately_report
+from loader_server.coordinator.pace.lately import lately_report
 from shared.events.spells import Spell, SpellBegan
 from shared.events.trainer_fields import run_name
 
@@ -106,7 +106,7 @@ def _trainer_report(trainer: AttachedTrainer, now_s: float) -> dict[str, Any]:
         "read_number": trainer.read[1],
         "waited_permille": _whole(trainer.waited_permille),
         "prefetch": trainer.progress.prefetch if trainer.progress is not None else 0,
-        "lately": lately_report(trainer.lately, TRAINER_COUNTS),
+        "lately": lately_report(trainer.lately),
         "silent_s": round(now_s - trainer.heard_s, 1),
     }
 
@@ -123,7 +123,7 @@ def worker_report(worker: RegisteredWorker, now_s: float) -> dict[str, Any]:
         "metrics": worker.metrics,
         "silent_s": round(now_s - worker.heard_s, 1),
         **{name: getattr(worker.beat, name) if worker.beat else 0 for name in _OF_A_BEAT},
-        "lately": lately_report(worker.lately, WORKER_COUNTS),
+        "lately": lately_report(worker.lately),
     }
 
 

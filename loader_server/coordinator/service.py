@@ -40,6 +40,7 @@ from loader_server.coordinator.events import (
 )
 from loader_server.coordinator.graph_keeper import GraphKeeper, kept_graphs
 from loader_server.coordinator.journal import Journal, JournalWriter
+from loader_server.coordinator.outgoing import drop_older_members, is_promise
 from loader_server.coordinator.report import Comings
 from loader_server.coordinator.state import CoordinatorState
 from loader_server.coordinator.streams.views import CountingThread, View
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 
     from loader_server.job_file import JobFile
     from shared.keys import ServerKeys
+    from shared.stations.reported import StreamLimits
 
 __all__ = ["Coordinator", "open_coordinator"]
 
@@ -186,6 +188,11 @@ class Coordinator:
         """Return the counters of what has happened so far."""
         return self._state.counts
 
+    @property
+    def limits(self) -> StreamLimits | None:
+        """Return what limits each stream; None before the first look. Another thread may call this."""
+        return self._state.watch.limits
+
     def keep_files(self, job: JobFile, make_view: Callable[[Stream], View], advertise: str = "") -> None:
         """Keep the job's bundle, endpoint file and sent graphs from now on; to be called once.
 
@@ -241,7 +248,7 @@ class Coordinator:
         if not self.writer.write(()):
             instructions += self._state.handle(Excused(), now_s)
         instructions += self._state.handle(JournalLooked(self.writer.lost, self.writer.waiting), now_s)
-        instructions += self._state.handle(Ticked(), now_s)
+        instructions += self._state.handle(Ticked(self.report), now_s)
         self.report = self._state.report(now_s)
         for event, fields in self._comings.look(self.report, now_s):
             self._log.info(event, **fields)
@@ -409,7 +416,7 @@ class Coordinator:
         facts = [order.fact for order in instructions if isinstance(order, Keep)]
         sends = [order for order in instructions if isinstance(order, Send)]
         # A promise may rest on an earlier fact that could not be written; no other message waits for the disk.
-        depends = bool(facts) or any(_is_promise(order.message) for order in sends)
+        depends = bool(facts) or any(is_promise(order.message) for order in sends)
         is_kept = not depends or self.writer.write(facts)
         for order in instructions:
             match order:
@@ -417,7 +424,7 @@ class Coordinator:
                     self._log.warning(event, **fields)
                 case RunGraph(stream, content) if self._graphs is not None:
                     self._graphs.run(stream, content)
-        self._send(_latest(sends), is_kept=is_kept)
+        self._send(drop_older_members(sends), is_kept=is_kept)
 
     def _send(self, orders: Iterable[Send], *, is_kept: bool) -> None:
         last, frame = None, b""
@@ -426,7 +433,7 @@ class Coordinator:
             if isinstance(message, m.Forgiven) and not is_kept:
                 message = objections.not_kept(message.count)
             # A promise that a restart would forget is not sent; it will be asked for again.
-            if _is_promise(message) and not is_kept:
+            if is_promise(message) and not is_kept:
                 continue
             # What goes to many is encoded once.
             if message is not last:
@@ -478,11 +485,6 @@ class Coordinator:
         self._journal.close()
 
 
-def _is_promise(message: m.Message) -> bool:
-    """Return whether it promises what must survive a crash: leases, places in a world, attachment to a queue."""
-    return isinstance(message, (m.Leases, m.Placed)) or (isinstance(message, m.Attached) and bool(message.work))
-
-
 def _refuse_incomplete(leases: list[str]) -> None:
     if leases:
         raise DataError(
@@ -492,9 +494,3 @@ def _refuse_incomplete(leases: list[str]) -> None:
             remedy="Move the file away and start again, then restore the trainers' checkpoint: it says which batches "
             "are done.",
         )
-
-
-def _latest(orders: list[Send]) -> list[Send]:
-    """Drop all but the last list of workers, if any, for each peer: in a fleet, workers register by the dozen."""
-    last = {order.peer: order for order in orders if isinstance(order.message, m.Members)}
-    return [order for order in orders if not isinstance(order.message, m.Members) or last[order.peer] is order]

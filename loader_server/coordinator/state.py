@@ -50,7 +50,7 @@ from loader_server.coordinator.events import (
     Warn,
     WorldNamed,
 )
-from loader_server.coordinator.pace import PaceMeter
+from loader_server.coordinator.pace.job_watch import JobWatch
 from loader_server.coordinator.report import stream_report, text_of, worker_report
 from loader_server.coordinator.sent_graphs import NO_GRAPH, Graphs
 from loader_server.coordinator.streams.elastic_worlds import Worlds
@@ -60,7 +60,6 @@ from loader_server.coordinator.streams.verifiers import Verifiers
 from loader_server.coordinator.streams.world_rules import WorldRules
 from loader_server.coordinator.trace_relay import TraceRelay
 from loader_server.coordinator.workers import Workers
-from loader_server.coordinator.workers_wanted import WorkersWanted
 from loader_server.leases.lease_book import BookAdvanced, LeaseFact
 from shared.silence import GONE_AFTER
 from shared.wire import messages as m
@@ -74,6 +73,8 @@ if TYPE_CHECKING:
     from shared.wire.message_parts import Cursor
 
 __all__ = ["CoordinatorState"]
+
+_NOTED = m.Noted()
 
 
 class CoordinatorState:
@@ -101,7 +102,7 @@ class CoordinatorState:
         )  # fmt: skip
         self.ending = Ending(self._streams, self.queues, timeout_s=self._timeout_s)
         self.verifiers = Verifiers(settings.job, self._streams, self._grant, group=settings.group)
-        self._pace, self._wanted = PaceMeter(), WorkersWanted()
+        self.watch = JobWatch(self._timeout_s)
         self._worlds = Worlds(settings.job, self._streams, group=settings.group, timeout_s=self._timeout_s)
         self.counts = Counts()
 
@@ -110,8 +111,8 @@ class CoordinatorState:
         self.queues.take_up(now_s)
         self._rules.begin(self._streams, now_s)
         match event:
-            case Ticked():
-                self._tick(now_s)
+            case Ticked(report):
+                self._tick(report, now_s)
             # While this process stalled, or could not write, it heard and answered no trainer: no lease may expire.
             case Excused():
                 self.queues.excuse(now_s)
@@ -119,7 +120,7 @@ class CoordinatorState:
                 self._journal = {"lost": event.lost, "waiting": event.waiting}
             case EndOrdered():
                 self._out.extend(self.ending.order(now_s, drains=event.drains))
-                self._out.extend(self.verifiers.send_all(self.ending.news))
+                self._out.extend(self.verifiers.send_all(self.ending.announcement))
             case GraphRuns():
                 self._streams[event.stream] = StreamTrainers(event.view)
                 self._out += self._graphs.run(event.stream)
@@ -315,7 +316,8 @@ class CoordinatorState:
 
     def _answer_heartbeat(self, peer: bytes, progress: m.Progress) -> None:
         # Each answer is a chance to repeat what may have been lost: the list of workers first, then the job's end.
-        members, news = self._workers.members, self.ending.news(progress.stream)
+        members, end = self._workers.members, self.ending.news(progress.stream)
+        news = end or self.watch.limit_message(progress.stream) or _NOTED
         self._out.append(Send(peer, members if progress.members != members.version else news))
 
     def _answer_unknown(self, progress: m.Progress, stream: StreamTrainers | None) -> m.Refused:
@@ -395,7 +397,7 @@ class CoordinatorState:
             return
         worker.hear(beat, now_s)
         culprits = self._convictions.message
-        self._out.append(Send(peer, culprits if beat.culprits != culprits.version else m.Noted()))
+        self._out.append(Send(peer, culprits if beat.culprits != culprits.version else _NOTED))
 
     def _leave(self, peer: bytes, leave: m.Leave, _now_s: float) -> None:
         worker = self._workers.get(leave.incarnation)
@@ -449,7 +451,7 @@ class CoordinatorState:
 
     # --- time and status ---
 
-    def _tick(self, now_s: float) -> None:
+    def _tick(self, report: Mapping[str, Any] | None, now_s: float) -> None:
         since_s = now_s - GONE_AFTER * self._timeout_s
         gone = self._workers.remove_silent(since_s)
         self.counts.workers_gone += gone
@@ -462,8 +464,7 @@ class CoordinatorState:
         self._out += self.ending.agree(now_s)
         self.queues.tick(now_s)
         self._out += self._worlds.tick(now_s)
-        heard_s = now_s - self._timeout_s
-        self._wanted.look(self._pace.look(self._streams.values(), self._workers.sorted(), heard_s, now_s), now_s)
+        self.watch.tick(self._streams.values(), self._workers.sorted(), report, now_s)
 
     def _answer_status(self, peer: bytes, _query: m.StatusQuery, now_s: float) -> None:
         self._out.append(Send(peer, m.Status(report=text_of(self.report(now_s)))))
@@ -474,7 +475,7 @@ class CoordinatorState:
             "job": self._settings.job,
             "streams": {name: self._stream_report(name, stream, now_s) for name, stream in self._streams.items()},
             "workers": [worker_report(worker, now_s) for worker in self._workers.sorted()],
-            "workers_wanted": self._wanted.wanted,
+            "workers_wanted": self.watch.workers_wanted,
             "failing": self._workers.failing_report(),
             "culprits": self._convictions.report(),
             "ends": self.ending.report(),

@@ -10,10 +10,11 @@ limited.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from loader_server.coordinator.lately import WORKER_COUNTS, Lately
+from loader_server.coordinator.pace.lately import WORKER_COUNTS, Lately
 from shared.endpoints import scrape_address
 from shared.wire import messages as m
 from shared.wire.message_parts import WorkerAddress
@@ -43,17 +44,11 @@ class RegisteredWorker:
     #: Address of its metrics as seen from other hosts; empty if there is none.
     metrics: str = ""
     beat: m.Beat | None = None
-    #: Share of the time between its last two heartbeats in which it had a batch to build.
-    busy: float = 0.0
-    lately: Lately = field(default_factory=Lately)
-    _beat_s: float = 0.0
+    lately: Lately = field(default_factory=partial(Lately, WORKER_COUNTS))
 
     def hear(self, beat: m.Beat, now_s: float) -> None:
-        """Take in a heartbeat; the first gives no share of busy time."""
-        if self.beat is not None and now_s > self._beat_s:
-            # More than the whole of it, if this one was late and the last one was not: the mean of several is right.
-            self.busy = max(0.0, (beat.busy_us - self.beat.busy_us) / 1e6 / (now_s - self._beat_s))
-        self.heard_s, self.beat, self._beat_s = now_s, beat, now_s
+        """Take in a heartbeat."""
+        self.heard_s, self.beat = now_s, beat
         self.lately.note([getattr(beat, name) for name in WORKER_COUNTS], now_s)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from loader_server.machine.cpu_throttling import throttled_us
 from shared.wire import messages as m
 from shared.wire.message_parts import WireShape
 
@@ -46,7 +47,10 @@ def pushed_of(outcome: Outcome, waiting: int) -> m.Pushed:
 
 
 def build_report(thread: BuildThread, counts: Iterable[BuildCounts]) -> dict[str, int]:
-    """Return the fields of a heartbeat on building: sums over all streams, and times of the building thread in µs."""
+    """Return the fields of a heartbeat on building: sums over all streams, and times in µs.
+
+    Times are those of the building thread, of wants that waited for it, and in which our control group was throttled.
+    """
     streams = list(counts)
     return {
         "building": thread.load,
@@ -57,4 +61,6 @@ def build_report(thread: BuildThread, counts: Iterable[BuildCounts]) -> dict[str
         "awaited_us": int(1e6 * thread.awaited_s()),
         "read_us": sum(sums.read_us for sums in streams),
         "held_up_us": int(1e6 * thread.held_up_s()),
+        "throttled_us": throttled_us(),
+        "queued_us": int(1e6 * thread.queued_s),
     }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["READ_AT_A_TIME", "Played", "TrainerTimes", "WorkerTimes", "play"]
+__all__ = ["READ_AT_A_TIME", "Played", "Sample", "TrainerTimes", "WorkerTimes", "play", "sample"]
 
 #: How many wants a worker reads and builds at a time, unless batches are built in a few milliseconds.
 READ_AT_A_TIME = 4
@@ -69,6 +69,15 @@ class Played:
     waited: float
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Workers and trainers that stand for all of a job, and their part of its rate; workers are paced to fit."""
+
+    workers: Sequence[WorkerTimes]
+    trainers: Sequence[TrainerTimes]
+    scale: float
+
+
 def play(workers: Sequence[WorkerTimes], trainers: Sequence[TrainerTimes], *, in_step: bool) -> Played:
     """Return how a job with these workers and trainers goes on once it has begun.
 
@@ -77,14 +86,23 @@ def play(workers: Sequence[WorkerTimes], trainers: Sequence[TrainerTimes], *, in
     """
     if not workers or not trainers:
         return Played(rate=0.0, waited=1.0)
+    few = sample(workers, trainers)
+    played = _Loop(few.workers, few.trainers, in_step=in_step).run()
+    return replace(played, rate=played.rate / few.scale)
+
+
+def sample(workers: Sequence[WorkerTimes], trainers: Sequence[TrainerTimes]) -> Sample:
+    """Return at most 4 trainers and 16 workers that stand for all, of which there is at least one each.
+
+    A sample of a sample is the same again.
+    """
     few_trainers = _thinned(trainers, _MOST_TRAINERS)
     scale = len(few_trainers) / len(trainers)
     few_workers = _thinned(workers, max(1, min(_MOST_WORKERS, round(len(workers) * scale))))
     # Whole workers only: the rest of the scale goes into their pace.
     slower = len(few_workers) / (len(workers) * scale)
     paced = [WorkerTimes(worker.read_s * slower, worker.build_s * slower) for worker in few_workers]
-    played = _Loop(paced, few_trainers, in_step=in_step).run()
-    return replace(played, rate=played.rate / scale)
+    return Sample(paced, few_trainers, scale)
 
 
 def _thinned(many: Sequence[T], most: int) -> list[T]:

@@ -3,7 +3,7 @@
 A station limits the job if the job would gain most without it: the closed loop is played with each station relieved
 in turn. Gains are given only if the loop, played with the measured times, comes to the measured rate.
 
-Rules: pure; at most a dozen plays, 20 ms of CPU in all.
+Rules: pure; at most a dozen plays, 20 ms of CPU in all. Of large jobs a few workers and trainers stand for all.
 
 | what is seen | the limit |
 | --- | --- |
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from shared.stations.closed_loop import READ_AT_A_TIME, WorkerTimes, play
+from shared.stations.closed_loop import READ_AT_A_TIME, WorkerTimes, play, sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +41,8 @@ __all__ = [
     "WorkerStation",
     "busy_shares",
     "find_limit",
+    "gain_of_workers",
+    "gain_words",
     "sentence",
 ]
 
@@ -64,6 +66,8 @@ _LIKENESS = 0.10
 _FULL = 0.3
 #: A gain from which on people hear how many times the rate there would be.
 _TIMES = 4.0
+#: Workers that are as many as can help, if that is more than there are; otherwise so many times as many.
+_MANY, _MANY_TIMES = 16, 8
 #: Times that are measured as nothing.
 _LEAST_S = 1e-6
 
@@ -74,8 +78,10 @@ class WorkerStation:
 
     name: str
     times: WorkerTimes
-    #: Share of the time in which its host kept processes that could run from running.
+    #: Share of the building time in which it could have run, and had no CPU.
     held_up: float = 0.0
+    #: Share of the time in which its control group had used up its CPU quota.
+    throttled: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,7 @@ class JobLimit:
 
     `who` is empty if it lies at all of them; `gains` is None if they are unknown. `is_rank_known` is False if trainers
     in step are the limit and do not all tell how long their own computation takes: a single rank may be slow.
+    `throttled` is the mean share of the time in which workers had used up the CPU quota of their control group.
     """
 
     limit: str
@@ -120,6 +127,7 @@ class JobLimit:
     busy: float = 0.0
     gains: Gains | None = None
     is_rank_known: bool = True
+    throttled: float = 0.0
 
 
 def find_limit(job: JobTimes, steady: JobTimes | None = None) -> JobLimit:
@@ -132,15 +140,43 @@ def find_limit(job: JobTimes, steady: JobTimes | None = None) -> JobLimit:
         return JobLimit("nobody")
     if not job.workers:
         return JobLimit("worker", busy=1.0)
-    now = _rate(job)
-    limit, who = _among_trainers(job) if job.waited < _HARDLY else _among_stations(job, now)
+    model = _Model.of(job)
+    now = model.rate()
+    limit, who = _among_trainers(job) if job.waited < _HARDLY else _among_stations(job, model, now)
     gains = None
     # The loop knows no CPUs: on a full host another worker takes its share from the others.
     if limit != "host":
         # A longer time says nothing for a while after a change: it mixes two jobs, and no loop comes to their rate.
-        gains = _gains(steady, _rate(steady)) if steady is not None else None
-        gains = gains or _gains(job, now)
-    return JobLimit(limit, who, _busy(job, limit), gains, is_rank_known=limit != "trainers" or _tells_ranks_apart(job))
+        gains = _steady_gains(steady) or _gains(job, model, now)
+    return JobLimit(
+        limit,
+        who,
+        _busy(job, limit),
+        gains,
+        is_rank_known=limit != "trainers" or _tells_ranks_apart(job),
+        throttled=sum(worker.throttled for worker in job.workers) / len(job.workers),
+    )
+
+
+def _steady_gains(steady: JobTimes | None) -> Gains | None:
+    if steady is None or not steady.workers or not steady.trainers:
+        return None
+    model = _Model.of(steady)
+    return _gains(steady, model, model.rate())
+
+
+def gain_of_workers(job: JobTimes) -> float | None:
+    """Return the part by which the rate would grow with several times as many workers; None if that is unknown.
+
+    It is 0 if trainers hardly wait.
+    """
+    if not job.trainers or not job.workers:
+        return None
+    if job.waited < _HARDLY:
+        return 0.0
+    model = _Model.of(job)
+    now = model.rate()
+    return max(0.0, model.with_many_workers().rate() / now - 1) if _is_like(job, now) else None
 
 
 def _among_trainers(job: JobTimes) -> tuple[str, str]:
@@ -148,11 +184,11 @@ def _among_trainers(job: JobTimes) -> tuple[str, str]:
     return ("rank", slow) if slow else ("trainers", "")
 
 
-def _among_stations(job: JobTimes, now: float) -> tuple[str, str]:
-    slow = _slow_worker(job, now)
+def _among_stations(job: JobTimes, model: _Model, now: float) -> tuple[str, str]:
+    slow = _slow_worker(job, model, now)
     if slow:
         return "worker", slow
-    relieved = {limit: _rate(eased) / now - 1 for limit, eased in _relieved(job)}
+    relieved = {limit: eased.rate() / now - 1 for limit, eased in model.relieved()}
     limit = max(relieved, key=lambda limit: relieved[limit])
     if relieved[limit] < _NO_GAIN:
         return "trainers", ""
@@ -178,10 +214,14 @@ def sentence(verdict: JobLimit) -> str:
         return "limit: nobody, no trainer reads"
     if verdict.limit == "worker" and not verdict.who:
         return "limit: workers, of which none builds a batch"
-    where = _WHERE[verdict.limit].format(
-        who=verdict.who, busy=f"{100 * verdict.busy:.0f} %", rank="" if verdict.is_rank_known else "; rank unknown"
+    is_quota = verdict.limit == "host" and verdict.throttled > _FULL
+    where = (_QUOTA if is_quota else _WHERE[verdict.limit]).format(
+        throttled=f"{100 * verdict.throttled:.0f} %",
+        who=verdict.who,
+        busy=f"{100 * verdict.busy:.0f} %",
+        rank="" if verdict.is_rank_known else "; rank unknown",
     )
-    return f"limit: {where}; {_gained(verdict.gains)}"
+    return f"limit: {where}; {gain_words(verdict.gains)}"
 
 
 _WHERE = {
@@ -196,7 +236,12 @@ _WHERE = {
 }
 
 
-def _gained(gains: Gains | None) -> str:
+#: Of a host that has CPUs which workers may not use.
+_QUOTA = "the workers' CPU quota, used up {throttled} of the time (cpu.max of their control group)"
+
+
+def gain_words(gains: Gains | None) -> str:
+    """Return what would be gained, in words: the better of a worker and a window, and endless loaders."""
     if gains is None:
         return "gain unknown"
     if gains.endless_loaders < _NO_GAIN:
@@ -218,49 +263,83 @@ def _percent(gain: float) -> str:
 # --- the job as it would be ---
 
 
-def _rate(job: JobTimes) -> float:
-    workers = [worker.times for worker in job.workers]
-    return play(workers, [trainer.times for trainer in job.trainers], in_step=job.in_step).rate
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """The few workers and trainers that stand for all of a job, of which there are `count` workers.
+
+    Sampled once, because a large job takes longer to copy for each change than to play.
+    """
+
+    workers: Sequence[WorkerTimes]
+    trainers: Sequence[TrainerTimes]
+    in_step: bool
+    scale: float
+    count: int
+
+    @classmethod
+    def of(cls, job: JobTimes) -> _Model:
+        few = sample([worker.times for worker in job.workers], [trainer.times for trainer in job.trainers])
+        return cls(few.workers, few.trainers, job.in_step, few.scale, len(job.workers))
+
+    def rate(self) -> float:
+        return play(self.workers, self.trainers, in_step=self.in_step).rate / self.scale
+
+    def relieved(self) -> Iterator[tuple[str, _Model]]:
+        """Yield each station that is the same for all, and the job as it would be without its limit."""
+        yield "wire", self._with_trainers(lambda times: replace(times, wire_s=0.0))
+        yield "reads", self._with_workers(lambda times: WorkerTimes(0.0, times.build_s))
+        yield "transforms", self._with_workers(lambda times: WorkerTimes(times.read_s, 0.0))
+        yield "window", self.with_twice_the_window()
+
+    def with_twice_the_window(self) -> _Model:
+        return self._with_trainers(lambda times: replace(times, window=2 * times.window))
+
+    def with_many_workers(self) -> _Model:
+        """Return the job with several times as many workers: each takes as long for a batch as now, if possible."""
+        # A batch's own time has to stay: reads of a job whose window is its limit take as long with any number.
+        times = _MANY // len(self.workers)
+        if self.scale == 1 and times > 1:
+            return replace(self, workers=[*self.workers] * times, count=self.count * times)
+        return self._with_workers(lambda times: WorkerTimes(times.read_s / _MANY_TIMES, times.build_s / _MANY_TIMES))
+
+    def with_another(self, worker: WorkerTimes) -> _Model:
+        """Return the job with one worker more; of a sample all workers are as much quicker as they would be more."""
+        if len(self.workers) == self.count and self.scale == 1:
+            return replace(self, workers=[*self.workers, worker], count=self.count + 1)
+        part = self.count / (self.count + 1)
+        return self._with_workers(lambda times: WorkerTimes(times.read_s * part, times.build_s * part))
+
+    def with_worker(self, slow: WorkerTimes, usual: WorkerTimes) -> _Model:
+        """Return the job with usual times for those workers of the sample that have these slow ones."""
+        return self._with_workers(lambda times: usual if times == slow else times)
+
+    def _with_workers(self, change: Callable[[WorkerTimes], WorkerTimes]) -> _Model:
+        return replace(self, workers=[change(times) for times in self.workers])
+
+    def _with_trainers(self, change: Callable[[TrainerTimes], TrainerTimes]) -> _Model:
+        return replace(self, trainers=[change(times) for times in self.trainers])
 
 
-def _relieved(job: JobTimes) -> Iterator[tuple[str, JobTimes]]:
-    """Yield each station that is the same for all, and the job as it would be without its limit."""
-    yield "wire", _with_trainers(job, lambda times: replace(times, wire_s=0.0))
-    yield "reads", _with_workers(job, lambda times: WorkerTimes(0.0, times.build_s))
-    yield "transforms", _with_workers(job, lambda times: WorkerTimes(times.read_s, 0.0))
-    yield "window", _with_twice_the_window(job)
-
-
-def _gains(job: JobTimes, now: float) -> Gains | None:
+def _gains(job: JobTimes, model: _Model, now: float) -> Gains | None:
     """Return what would be gained; None if the loop, which comes to the rate `now`, is unlike the job."""
-    if not job.rate or abs(now / job.rate - 1) > _LIKENESS:
+    if not _is_like(job, now):
         return None
-    another = WorkerStation("", _usual(job.workers))
     return Gains(
         endless_loaders=_endless(job) / now - 1,
-        worker_more=_rate(replace(job, workers=[*job.workers, another])) / now - 1,
-        twice_the_window=_rate(_with_twice_the_window(job)) / now - 1,
+        worker_more=model.with_another(_usual(job.workers)).rate() / now - 1,
+        twice_the_window=model.with_twice_the_window().rate() / now - 1,
     )
+
+
+def _is_like(job: JobTimes, now: float) -> bool:
+    """Return whether the loop's rate `now` is near the measured one, so that gains are to be believed."""
+    return job.rate > 0 and abs(now / job.rate - 1) <= _LIKENESS
 
 
 def _endless(job: JobTimes) -> float:
     """Return the rate of trainers that never wait for data."""
     steps_s = [max(trainer.times.step_s, _LEAST_S) for trainer in job.trainers]
     return len(steps_s) / max(steps_s) if job.in_step else sum(1 / step_s for step_s in steps_s)
-
-
-def _with_workers(job: JobTimes, change: Callable[[WorkerTimes], WorkerTimes]) -> JobTimes:
-    # Not by `replace`, which takes three times as long, for a thousand workers in each play.
-    workers = [WorkerStation(worker.name, change(worker.times), worker.held_up) for worker in job.workers]
-    return replace(job, workers=workers)
-
-
-def _with_trainers(job: JobTimes, change: Callable[[TrainerTimes], TrainerTimes]) -> JobTimes:
-    return replace(job, trainers=[replace(trainer, times=change(trainer.times)) for trainer in job.trainers])
-
-
-def _with_twice_the_window(job: JobTimes) -> JobTimes:
-    return _with_trainers(job, lambda times: replace(times, window=2 * times.window))
 
 
 # --- who is slow ---
@@ -272,14 +351,15 @@ def _usual(workers: Sequence[WorkerStation]) -> WorkerTimes:
     return WorkerTimes(median_low(reads_s), median_low(builds_s))
 
 
-def _slow_worker(job: JobTimes, now: float) -> str:
+def _slow_worker(job: JobTimes, model: _Model, now: float) -> str:
     """Return the name of the slowest worker if the job would gain from its being as quick as usual, otherwise ""."""
     usual = _usual(job.workers)
     slowest = max(job.workers, key=lambda worker: worker.times.build_s + worker.times.read_s / READ_AT_A_TIME)
     if slowest.times.build_s <= _SLOW * usual.build_s and slowest.times.read_s <= _SLOW_READS * usual.read_s:
         return ""
-    eased = [replace(worker, times=usual) if worker is slowest else worker for worker in job.workers]
-    return slowest.name if _rate(replace(job, workers=eased)) / now - 1 > 2 * _NO_GAIN else ""
+    if len(model.workers) < model.count:  # of so many workers a single one is no limit, however slow
+        return ""
+    return slowest.name if model.with_worker(slowest.times, usual).rate() / now - 1 > 2 * _NO_GAIN else ""
 
 
 def _slow_rank(job: JobTimes) -> str:
@@ -300,7 +380,8 @@ def _tells_ranks_apart(job: JobTimes) -> bool:
 
 
 def _is_held_up(job: JobTimes) -> bool:
-    return sum(worker.held_up for worker in job.workers) > _FULL * len(job.workers)
+    # What a quota holds up shows in both figures on some kernels, and only in the second on others.
+    return sum(max(worker.held_up, worker.throttled) for worker in job.workers) > _FULL * len(job.workers)
 
 
 def _busy(job: JobTimes, limit: str) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shared.stations.limit import LIMITS
 from shared.wire.bounds import Choice, FixedList, Integer, Many, Maybe, Share, Text, record
 from shared.wire.message_parts import (
     COUNT,
@@ -75,6 +76,7 @@ __all__ = [
     "Join",
     "Leases",
     "Leave",
+    "Limited",
     "Members",
     "Message",
     "NameAnswer",
@@ -216,6 +218,18 @@ class Noted(Message):
     """Acknowledgement of a heartbeat whose sender is up to date."""
 
 
+@message("Limited")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limited(Message):
+    """Acknowledgement of a trainer's heartbeat that tells what limits its stream, and gains in thousandths."""
+
+    limit: str = wire(Choice(LIMITS))
+    who: str = wire(NAME)
+    loaders_gain: int | None = wire(Maybe(COUNT))
+    worker_gain: int | None = wire(Maybe(COUNT))
+    window_gain: int | None = wire(Maybe(COUNT))
+
+
 @message("Members")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Members(Message):
@@ -295,6 +309,8 @@ class Beat(Message):
     awaited_us: int = wire(COUNT)
     read_us: int = wire(COUNT)
     held_up_us: int = wire(COUNT)
+    throttled_us: int = wire(COUNT)
+    queued_us: int = wire(COUNT)
     culprits: int = wire(ID)
 
 

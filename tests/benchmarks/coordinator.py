@@ -139,6 +139,8 @@ class Crowd:
             awaited_us=0,
             read_us=0,
             held_up_us=0,
+            throttled_us=0,
+            queued_us=0,
             culprits=0,
         )
         register = m.Register(

@@ -73,7 +73,7 @@ class _Worker:
 
     def _make_beat(self, culprits: int) -> bytes:
         counts = dict.fromkeys(("waiting", "building", "masked", "kept", "taken"), 0)
-        times = dict.fromkeys(("busy_us", "awaited_us", "read_us", "held_up_us"), 0)
+        times = dict.fromkeys(("busy_us", "awaited_us", "read_us", "held_up_us", "throttled_us", "queued_us"), 0)
         remote = dict.fromkeys(("remote_bytes", "remote_found", "remote_waited"), 0)
         beat = m.Beat(
             worker=self.name, incarnation=self.incarnation, built=99, decoded=99, culprits=culprits,

@@ -12,9 +12,10 @@ import pytest
 import trainer_client
 from loader_server.cli import main
 from loader_server.commands.index import index_streams
-from loader_server.commands.status import ask
+from loader_server.commands.status import ask, with_limit
 from loader_server.job_file import JobFile
 from tests.support.loaders import running, wait_until, write_job
+from tests.support.scraping import fetch_metrics, read_targets
 from tests.support.stores import plain_server
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def test_what_limits_a_job_that_reads_all_that_is_built_is_named_with_what_it_wo
     job = write_job(tmp_path, samples=200, transforms=slow, job='heartbeat_timeout = "1 s"')
     stop = threading.Event()
     with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
-        before = ask(loaders.endpoint)
+        before = with_limit(ask(loaders.endpoint))
         assert (before["streams"]["train"]["waited_permille"], before["limit"]["limit"]) == (None, "nobody")
 
         def read() -> None:
@@ -44,7 +45,7 @@ def test_what_limits_a_job_that_reads_all_that_is_built_is_named_with_what_it_wo
             return limit
 
         def is_named() -> bool:
-            report = ask(loaders.endpoint)
+            report = with_limit(ask(loaders.endpoint))
             assert report["streams"]["train"]["number"] == 0, "nobody counts what was trained before the epoch ends"
             return report["limit"]["limit"] == "transforms" and report["limit"]["gains"] is not None
 
@@ -54,9 +55,30 @@ def test_what_limits_a_job_that_reads_all_that_is_built_is_named_with_what_it_wo
             wait_until(is_named, "the transforms are the limit, and what would be gained is known")
             wait_until(lambda: limit_told()["limit"] == "transforms", "the command tells it")
             assert limit_told()["sentence"].startswith("limit: transforms in workers")
+            wait_until(lambda: heard(feed) == "transforms", "the coordinator tells the trainer")
+            wait_until(lambda: scraped(job) == "transforms", "a scrape has it too")
         finally:
             stop.set()
             reader.join()
+
+
+def heard(feed: trainer_client.Feed) -> str | None:
+    """What limits the job, as the trainer heard it with a gain that it can use."""
+    latest = feed._session.receiver.stream.limits.latest
+    return latest.limit if latest is not None and latest.loaders_gain is not None else None
+
+
+def scraped(job: Path) -> str:
+    """What limits the stream, as Prometheus would see it."""
+    (coordinator,) = (
+        target
+        for target in read_targets(job.parent / ".stoker/tones/targets").values()
+        if target["role"] == "coordinator"
+    )
+    values = {dict(labels)["limit"]: value for (name, labels), value in fetch_metrics(coordinator["address"]).items()
+              if name == "stoker_limit" and dict(labels)["stream"] == "train"}  # fmt: skip
+    (limit,) = (limit for limit, value in values.items() if value)
+    return limit
 
 
 def test_what_came_of_a_store_is_counted(tmp_path: Path) -> None:

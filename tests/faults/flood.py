@@ -164,7 +164,8 @@ def _to_coordinator(random: Random, plan: str, *, asks: bool) -> m.Message:
     )
     beat = dict.fromkeys(
         ("waiting", "building", "built", "masked", "kept", "decoded", "taken", "remote_bytes", "remote_found",
-         "remote_waited", "busy_us", "awaited_us", "read_us", "held_up_us", "culprits"), few,
+         "remote_waited", "busy_us", "awaited_us", "read_us", "held_up_us",
+         "throttled_us", "queued_us", "culprits"), few,
     )  # fmt: skip
     progress = m.Progress(
         stream="dev",

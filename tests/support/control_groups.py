@@ -1,4 +1,4 @@
-"""Control groups that tests make, where they may: what is in one has no more memory than it is given."""
+"""Control groups that tests make, where they may: what is in one has no more memory or CPU than it is given."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ import pytest
 from tests.support.loaders import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["Group", "limited_group"]
+__all__ = ["Group", "cpu_quota_group", "limited_group"]
+
+#: The period of a CPU quota.
+_PERIOD_US = 100_000
 
 _ROOT = Path("/sys/fs/cgroup")
 
@@ -31,6 +34,15 @@ class Group:
     def limit(self, nbytes: int) -> None:
         """Let what is in it have as much memory."""
         (self._folder / ("memory.limit_in_bytes" if self._is_first else "memory.max")).write_text(str(nbytes))
+
+    def limit_cpu(self, cores: float) -> None:
+        """Let what is in it have as many cores, maybe a part of one."""
+        quota = str(int(cores * _PERIOD_US))
+        if (self._folder / "cpu.cfs_quota_us").exists():
+            (self._folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            (self._folder / "cpu.cfs_quota_us").write_text(quota)
+        else:
+            (self._folder / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
 
     def take(self, pids: Iterable[int]) -> None:
         """Have these processes in it, and what they will fork."""
@@ -58,12 +70,25 @@ class Group:
 @contextmanager
 def limited_group(nbytes: int) -> Iterator[Group]:
     """For the length of a block; the test is skipped where nobody may make one."""
-    parent = _ROOT / "memory" if (_ROOT / "memory").is_dir() else _ROOT
+    with _made_group("memory", lambda group: group.limit(nbytes)) as group:
+        yield group
+
+
+@contextmanager
+def cpu_quota_group(cores: float) -> Iterator[Group]:
+    """For the length of a block; the test is skipped where nobody may make one."""
+    with _made_group("cpu", lambda group: group.limit_cpu(cores)) as group:
+        yield group
+
+
+@contextmanager
+def _made_group(controller: str, limit: Callable[[Group], None]) -> Iterator[Group]:
+    parent = _ROOT / controller if (_ROOT / controller).is_dir() else _ROOT
     folder = parent / f"stoker-test-{secrets.token_hex(4)}"
     try:
         folder.mkdir()
         group = Group(folder)
-        group.limit(nbytes)
+        limit(group)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         pytest.skip(f"no control group can be made here: {error}")

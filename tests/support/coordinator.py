@@ -147,6 +147,8 @@ def beat(name: str = "w0", incarnation: int = 1, culprits: int = 1, busy_us: int
         awaited_us=4,
         read_us=20,
         held_up_us=1,
+        throttled_us=1,
+        queued_us=1,
         culprits=culprits,
     )
 

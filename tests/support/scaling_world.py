@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
-from loader_server.coordinator.pace_record import JobPace
-from loader_server.coordinator.workers_wanted import WorkersWanted
+from loader_server.coordinator.pace.pace_record import JobPace
+from loader_server.coordinator.pace.workers_wanted import WorkersWanted
 
 __all__ = ["ScalingWorld"]
 

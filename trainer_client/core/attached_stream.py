@@ -18,6 +18,7 @@ from trainer_client.core.asking.answers import Answers, BadRowLimit
 from trainer_client.core.asking.questions import Questions
 from trainer_client.core.asking.wants import Wants
 from trainer_client.core.feed_errors import job_ended, nobody_left, refused_by_all
+from trainer_client.core.heard_limits import HeardLimits
 from trainer_client.core.leasing.held_leases import HeldLeases, LeasedUpcoming
 from trainer_client.core.leasing.leased_queue import LeasedQueue
 from trainer_client.core.lockstep import Lockstep
@@ -69,6 +70,8 @@ class AttachedStream:
         self.connections = Connections(settings, timeout_s, self.upcoming, workers, self.tickets, out)
         self.questions = Questions(spec, out)
         self.results = OpenResults(settings, out)
+        #: What limits the job, as the coordinator says.
+        self.limits = HeardLimits(timeout_s)
         #: How trainers share the stream's batches: in lockstep or as a queue of leases.
         self.sharing: Lockstep | LeasedQueue = (
             LeasedQueue(settings, attached, self.upcoming, self.wants, out)
@@ -198,12 +201,14 @@ class AttachedStream:
     def hear_coordinator(self, message: m.Message, now_s: float) -> bool:
         """Handle a message about the stream; return False if it was not expected.
 
-        Expected are a list of workers, a failing worker, an answer about an open result, the job's end, a receipt,
-        which changes nothing, and in queue mode a call, and an answer to an open message.
+        Expected are a list of workers, a failing worker, an answer about an open result, the job's end, what limits the
+        job, a receipt, which changes nothing, and in queue mode a call, and an answer to an open message.
         """
         match message:
             case m.Members():
                 self.connections.update_list(message.version, message.workers, now_s)
+            case m.Limited():
+                self.limits.hear(message, now_s)
             case m.Failing():
                 self.connections.list.note_failing(message)
             case m.Leases() | m.Recalled():

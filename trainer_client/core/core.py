@@ -123,7 +123,7 @@ class Core:
             case _ if self.stream is not None:
                 self.strays += not self.stream.hear_coordinator(message, now_s)
             case _:  # messages to a former trainer of these ranks may still arrive
-                self.strays += not isinstance(message, m.Noted | m.Members | m.Failing)
+                self.strays += not isinstance(message, m.Noted | m.Limited | m.Members | m.Failing)
 
     def _leave_world(self, is_over: bool, reason: str) -> None:  # noqa: FBT001 - it is what is asked
         """End the feed, once, by a WorldChangedError if our elastic world is over; the user then joins the next one."""

@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.metrics.names import WAIT_BOUNDS_S
+from shared.stations.limit import Gains, gain_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shared.wire.batch_layout import Field
     from shared.wire.message_parts import WireShape
-    from shared.wire.messages import Pushed
+    from shared.wire.messages import Limited, Pushed
 
 #: How many batches that were read and not trained on are counted separately; older ones are merged.
 _MOST_UNTRAINED = 4096
-
-#: Trainers that wait for less than this fraction of the time are practically never without data.
-_NOTICEABLE = 0.05
 
 #: The phases of a training loop other than waiting for data.
 PHASES = ("warm_up", "step", "checkpoint")
@@ -89,8 +87,12 @@ class EpochAccount:
     padded_bytes: int = 0
     shapes: set[WireShape] = field(default_factory=set)
 
-    def log_fields(self, *, now_s: float, batches: int, is_shared: bool = False) -> dict[str, float | str]:
+    def log_fields(
+        self, *, now_s: float, batches: int, limit: Limited | None = None, is_shared: bool = False
+    ) -> dict[str, float | str]:
         """Return the fields of the epoch's log line, at its end: what limited it, counts, rates and fractions.
+
+        What limited it is what the coordinator said, as `limit`: without it "unknown".
 
         The fractions are `waiting` (of the time), its split, `padding` (of the bytes, masked rows included) and
         `complete` (of the epoch's `batches`, from where this trainer began). If trainers share the epoch batch by
@@ -102,7 +104,7 @@ class EpochAccount:
         waited_s = self.read_wait_s if self.step_wait_s is None else self.step_wait_s
         waiting = min(waited_s / seconds, 1.0)
         return {
-            **_verdict(waiting),
+            **_limit_fields(limit),
             "steps": self.steps,
             "seconds": round(seconds, 3),
             "steps_per_s": round(self.steps / seconds, 3),
@@ -123,14 +125,18 @@ def _extent(account: EpochAccount, batches: int, *, is_shared: bool) -> dict[str
     return {"share" if is_shared else "complete": round(part / batches, 4) if batches else 1.0}
 
 
-def _verdict(waiting: float) -> dict[str, str]:
-    """Return what limited an epoch, as `limit`, by the fraction of the time that steps waited for data.
+def _limit_fields(limit: Limited | None) -> dict[str, str]:
+    """Return what limited an epoch, as `limit` and `at` (the one worker or rank), and what would help, as `gain`."""
+    if limit is None:
+        return {"limit": "unknown"}
+    at, gains = {"at": limit.who} if limit.who else {}, _gains_of(limit)
+    return {"limit": limit.limit, **at, "gain": "unknown" if gains is None else gain_words(gains)}
 
-    It is "loaders" from 5 % on, as in `loader-server status`, else "trainers".
-    """
-    # The one place for what an epoch's line says of the cause and of what would help: a model of the stations that a
-    # batch passes belongs here, and with it the field `gain`.
-    return {"limit": "loaders" if waiting >= _NOTICEABLE else "trainers"}
+
+def _gains_of(limit: Limited) -> Gains | None:
+    gains = (limit.loaders_gain, limit.worker_gain, limit.window_gain)
+    known = [gain / 1000 for gain in gains if gain is not None]
+    return Gains(*known) if len(known) == len(gains) else None
 
 
 class Accounts:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from shared.wire.message_parts import Lease
-    from shared.wire.messages import Attached
+    from shared.wire.messages import Attached, Limited
     from trainer_client.core.upcoming import UpcomingBatch
     from trainer_client.network.outbox import OfferedBatch
     from trainer_client.network.receiver import Receiver
@@ -52,6 +52,9 @@ class FeedCursor:
         self._accounts = accounts
         #: Where the next reader begins.
         self.at = Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group)
+        #: At the last line of an epoch: the time, and for how long each limit had been heard.
+        self._logged_s = time.monotonic()
+        self._heard_before: dict[str, float] = {}
 
     def take(self, offered: OfferedBatch) -> bool:
         """Note that a consumer takes this batch; return False if it has to be skipped: never in lockstep."""
@@ -89,8 +92,17 @@ class FeedCursor:
         account = self._accounts.close(epoch)
         if account is not None:
             now_s = time.perf_counter()
-            fields = account.log_fields(now_s=now_s, batches=batches, is_shared=self.shares_epochs)
+            fields = account.log_fields(
+                now_s=now_s, batches=batches, limit=self._take_limit(), is_shared=self.shares_epochs
+            )
             self._receiver.log.info("epoch done", epoch=shown, **fields)
+
+    def _take_limit(self) -> Limited | None:
+        """Return what limited the job since the last line, None if that is unknown; begin to look anew."""
+        limits, now_s = self._receiver.stream.limits, time.monotonic()
+        limit = limits.of_span(self._heard_before, now_s - self._logged_s, now_s)
+        self._logged_s, self._heard_before = now_s, limits.seconds
+        return limit
 
     def _refuse_other(self, state: Mapping[str, Any], names: Iterable[str], words: str) -> None:
         """Raise SettingsError if one of these facts is missing from the state, or is another than this stream's."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from loader_server.coordinator.events import Advanced, GroupFixed, RankTaken, ResultsFact
-from loader_server.coordinator.lately import Lately
+from loader_server.coordinator.pace.lately import TRAINER_COUNTS, Lately
 from loader_server.coordinator.streams.stream_results import StreamResults
 from loader_server.coordinator.streams.succession import Succession
 from shared.wire import messages as m
@@ -59,11 +60,13 @@ class AttachedTrainer(AttachedReader):
     waited_permille: float | None = None
     #: Its last heartbeat.
     progress: m.Progress | None = None
-    lately: Lately = field(default_factory=Lately)
+    lately: Lately = field(default_factory=partial(Lately, TRAINER_COUNTS))
     #: Microseconds that it has waited since it attached.
     _waited_us: float = 0.0
     #: The time that the average covers so far.
     _known_s: float = 0.0
+    #: When the last heartbeat came; other messages come in between. None before the first.
+    _beat_s: float | None = None
 
     @property
     def ranks(self) -> range:
@@ -76,9 +79,11 @@ class AttachedTrainer(AttachedReader):
         The average of waiting begins once the trainer has read or waited.
         """
         read = (progress.read_epoch, progress.read_number)
+        over_s = now_s - (self.heard_s if self._beat_s is None else self._beat_s)
         if self.waited_permille is not None or progress.waited_permille or read != self.read:
-            self._average(progress.waited_permille, now_s - self.heard_s)
-        self._waited_us += 1000 * progress.waited_permille * (now_s - self.heard_s)
+            self._average(progress.waited_permille, over_s)
+        self._waited_us += 1000 * progress.waited_permille * over_s
+        self._beat_s = now_s
         counts = (progress.batches_read, self._waited_us, progress.wire_us, progress.computed_us)
         self.lately.note(counts, now_s)
         self.peer, self.heard_s, self.read, self.progress = peer, now_s, read, progress

@@ -368,9 +368,3 @@ def test_nobody_expires_for_a_stall_of_its_own(serve, monkeypatch):
         other.ask(m.StatusQuery())  # the turn before is over
         gone.append(served.coordinator.counts.workers_gone)
     assert gone == [0] * 6 + [1] * 2, "who stays silent is given up all the same"
-
-
-def test_of_several_lists_for_one_peer_the_last_goes_out():
-    first, second, other = m.Members(version=1, workers=()), m.Members(version=2, workers=()), m.Noted()
-    orders = [Send(b"a", first), Send(b"b", first), Send(b"a", other), Send(b"a", second)]
-    assert module._latest(orders) == [Send(b"b", first), Send(b"a", other), Send(b"a", second)]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loader_server.building.build_counts import BuildCounts, Built
+from loader_server.worker import reports
 from loader_server.worker.reports import build_report, pushed_of
 from shared.wire.batch_layout import BucketShape
 from shared.wire.message_parts import Ticket
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_a_header_has_the_facts_of_the_batch_and_how_long_the_want_was_held() -> None:
@@ -26,8 +30,10 @@ def test_a_header_has_the_facts_of_the_batch_and_how_long_the_want_was_held() ->
     assert 5_000_000 <= header.held_us < 60_000_000
 
 
-def test_a_heartbeat_has_sums_over_all_streams_and_times_of_the_building_thread() -> None:
-    thread: Any = SimpleNamespace(load=3, busy_s=lambda: 2.0, awaited_s=lambda: 0.5, held_up_s=lambda: 0.25)
+def test_a_heartbeat_has_sums_over_all_streams_and_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "throttled_us", lambda: 77)
+    times = {"busy_s": lambda: 2.0, "awaited_s": lambda: 0.5, "held_up_s": lambda: 0.25, "queued_s": 0.125}
+    thread: Any = SimpleNamespace(load=3, **times)
     streams = [
         BuildCounts(kept_samples=1, decoded_samples=10, taken=100, read_us=1000),
         BuildCounts(kept_samples=2, decoded_samples=20, taken=200, read_us=2000),
@@ -35,4 +41,5 @@ def test_a_heartbeat_has_sums_over_all_streams_and_times_of_the_building_thread(
     assert build_report(thread, streams) == {
         "building": 3, "kept": 3, "decoded": 30, "taken": 300,
         "busy_us": 2_000_000, "awaited_us": 500_000, "read_us": 3000, "held_up_us": 250_000,
+        "throttled_us": 77, "queued_us": 125_000,
     }  # fmt: skip

@@ -96,7 +96,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Wait(serial=3, reason="rank 1 stands elsewhere", retry_ms=500),
     m.NotAttached(serial=3, code="plan", expected="plan a", got="plan b", remedy="Restore the job file."),
-    m.Refused(code="version", expected="protocol version 10", got="version 9", remedy="Install the same release."),
+    m.Refused(code="version", expected="protocol version 11", got="version 10", remedy="Install the same release."),
     m.Progress(
         stream="train",
         rank=0,
@@ -113,6 +113,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         members=5,
     ),
     m.Noted(),
+    m.Limited(limit="worker", who="vm-3", loaders_gain=1300, worker_gain=None, window_gain=57),
     m.Members(version=6, workers=(WORKER, WorkerAddress("loader-2", 1, "tcp://[::1]:1", "", 0))),
     m.Detach(stream="train", rank=0, incarnation=7),
     m.Outcomes(
@@ -217,6 +218,8 @@ EXAMPLES: tuple[m.Message, ...] = (
         awaited_us=14,
         read_us=15,
         held_up_us=16,
+        throttled_us=17,
+        queued_us=18,
         culprits=2**64 - 1,
     ),
     m.Culprit(worker="loader-1", stream="train", identity="a/b.flac 81234 17", ends="SIGSEGV, SIGSEGV"),

@@ -182,6 +182,8 @@ class Worker(Process):
             awaited_us=0,
             read_us=0,
             held_up_us=0,
+            throttled_us=0,
+            queued_us=0,
             decoded=0,
             taken=0,
             culprits=self._membership.culprits,

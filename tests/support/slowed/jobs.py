@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from loader_server.commands.status import with_limit
 from tests.support.corpora import make_corpus
 from tests.support.loaders import ask, running
 from tests.support.slowed.delays import FILE, Delays, write_delays
@@ -87,7 +88,7 @@ class SlowedJob:
 
     def look(self) -> dict[str, Any]:
         """Return what limits the job, as its status reports it."""
-        return dict(ask(self.loaders.endpoint)["limit"])
+        return dict(with_limit(ask(self.loaders.endpoint))["limit"])
 
     def has_right_limit(self, limit: dict[str, Any]) -> bool:
         """Return whether this is what limits the job during the trouble, and the right process is named."""

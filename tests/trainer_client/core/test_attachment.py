@@ -142,6 +142,19 @@ def test_heartbeats_go_out_four_times_a_timeout_and_name_the_list(lone):
     assert count in (3, 4)
 
 
+def test_what_limits_the_job_answers_a_heartbeat_as_well_and_is_kept(lone):
+    lone.attach(address(1))
+    strays = lone.core.strays
+    lone.wait(0.5)
+    told = m.Limited(limit="window", who="", loaders_gain=900, worker_gain=0, window_gain=570)
+    said(lone, told)
+    limits = lone.core.stream.limits
+    assert (limits.latest, limits.window_gain(lone.now_s), lone.core.strays) == (told, 570, strays)
+    for _ in range(30):
+        lone.wait(0.1)
+    assert limits.window_gain(lone.now_s) is None, "the coordinator is away"
+
+
 @pytest.mark.fault(43)
 def test_a_coordinator_that_says_nothing_gets_another_connection_ever_more_rarely(lone):
     lone.attach(address(1))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shared.metrics.names import WAIT_BOUNDS_S
 from shared.wire.batch_layout import Field, fields_of_batch
 from shared.wire.message_parts import Ticket, WireShape
-from shared.wire.messages import Pushed
+from shared.wire.messages import Limited, Pushed
 from trainer_client.session.epoch_account import Accounts, split_wait
 
 FIELDS = fields_of_batch(
@@ -136,7 +136,7 @@ def test_an_epoch_s_line() -> None:
     account = accounts.close(0)
     assert account is not None
     assert account.log_fields(now_s=103.75, batches=4) == {
-        "limit": "loaders",
+        "limit": "unknown",
         "steps": 4,
         "seconds": 4.0,
         "steps_per_s": 1.0,
@@ -151,14 +151,33 @@ def test_an_epoch_s_line() -> None:
     }
 
 
-@pytest.mark.parametrize(("waited_s", "limit"), [(0.0, "trainers"), (0.049, "trainers"), (0.05, "loaders")])
-def test_an_epoch_s_line_says_who_was_waited_for(waited_s: float, limit: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "fields"),
+    [
+        (None, {"limit": "unknown"}),
+        (
+            Limited(limit="transforms", who="", loaders_gain=1300, worker_gain=390, window_gain=0),
+            {"limit": "transforms", "gain": "1 more worker +39 %, endless loaders +130 %"},
+        ),
+        (
+            Limited(limit="worker", who="vm-3", loaders_gain=1300, worker_gain=None, window_gain=None),
+            {"limit": "worker", "at": "vm-3", "gain": "unknown"},
+        ),
+        (
+            Limited(limit="trainers", who="", loaders_gain=0, worker_gain=0, window_gain=0),
+            {"limit": "trainers", "gain": "endless loaders would gain nothing"},
+        ),
+    ],
+)
+def test_an_epoch_s_line_has_what_limited_it_in_the_coordinator_s_words(
+    limit: Limited | None, fields: dict[str, str]
+) -> None:
     accounts = Accounts(FIELDS)
     _read(accounts, at_s=1.0, wait_s=0.0)
-    accounts.count_step_wait(0, waited_s)
     account = accounts.close(0)
     assert account is not None
-    assert account.log_fields(now_s=2.0, batches=1)["limit"] == limit
+    line = account.log_fields(now_s=2.0, batches=1, limit=limit)
+    assert {name: line[name] for name in ("limit", "at", "gain") if name in line} == fields
 
 
 def test_of_an_epoch_that_trainers_share_the_line_has_the_share() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from loader_server.coordinator.events import Received, Ticked
-from loader_server.coordinator.pace_record import JobPace
-from loader_server.coordinator.workers_wanted import WorkersWanted
+from loader_server.coordinator.pace.pace_record import JobPace
+from loader_server.coordinator.pace.workers_wanted import WorkersWanted
+from loader_server.machine.worker_shares import Shares
 from tests.support.coordinator import attach, beat, coordinator, progress, register
 from tests.support.scaling_world import ScalingWorld
 
@@ -468,3 +469,76 @@ def test_noise_of_10_000_seeds_makes_no_number_flap() -> None:
     counts = turns(range(10_000), 120)
     assert max(counts) <= 1
     assert counts[0] >= 9_900
+
+
+# --- what the model of stations says ---
+
+
+def followed(rule: WorkersWanted, seconds: float, *, workers: int, began_s: float = 0.0, **facts: Any) -> int | None:
+    """What is wanted after so long, twice a second the same; workers come and go as they are wanted, if they may."""
+    wanted = None
+    for at in range(int(2 * seconds)):
+        wanted = rule.look(JobPace(workers=workers, trainers=1, **facts), began_s + at / 2)
+    return wanted
+
+
+@pytest.mark.parametrize(
+    ("busy", "waited", "gain", "wanted"),
+    [
+        # Behind a slow network or a small window workers may look busy (they wait for reads): no more of them help.
+        (3.0, 0.8, 0.0, 4),
+        (1.5, 0.8, 0.0, 2),
+        (0.3, 0.8, 0.0, 1),
+        # The same workers and waiting, but transforms are the limit.
+        (3.0, 0.8, 4.0, 15),
+        (3.0, 0.8, 1.0, 6),
+        # Not known: waiting counts as far as workers are busy.
+        (3.0, 0.8, None, 15),
+        (0.3, 0.8, None, 1),
+    ],
+)
+def test_workers_are_wanted_as_far_as_more_of_them_would_gain(
+    busy: float, waited: float, gain: float | None, wanted: int
+) -> None:
+    rule = WorkersWanted()
+    assert followed(rule, 7, workers=3, busy=busy, read=10, waited=waited, workers_gain=gain) == wanted
+
+
+def test_no_step_is_tried_that_is_known_to_gain_nothing() -> None:
+    """Without the model workers that are busy for most of the time are worth a try."""
+    for gain, numbers in ((None, {3, 4}), (0.0, {3})):
+        rule, wanted = WorkersWanted(), set()
+        for at in range(600):
+            wanted.add(rule.look(JobPace(3, 2.3, 1, 10, 0.02 if at < 40 else 0.3, gain), at / 2))
+        assert wanted - {None} == numbers, gain
+
+
+def test_a_job_that_waits_for_its_network_leaves_workers_to_one_that_waits_for_transforms() -> None:
+    """Three workers for two jobs, two at first with the first: its model says that more would not help."""
+    shares, numbers = Shares(3), {"network": 2, "transforms": 1}
+    rules = {name: WorkersWanted() for name in numbers}
+    for at in range(400):
+        now_s = at / 2
+        busy = {"network": 0.9, "transforms": float(numbers["transforms"])}
+        for name, gain in (("network", 0.0), ("transforms", 4.0 / numbers["transforms"])):
+            wanted = rules[name].look(JobPace(numbers[name], busy[name], 1, 10, 0.6, gain), now_s)
+            if wanted is not None:
+                shares.hear(name, wanted)
+        if now_s >= shares.due_s():
+            numbers = shares.look(numbers, now_s)
+    assert numbers == {"network": 1, "transforms": 2}
+
+
+def test_workers_that_crash_at_once_leave_no_number_unknown_for_ever() -> None:
+    rule = WorkersWanted()
+    seen = [rule.look(JobPace(workers=at % 3, busy=0.0, trainers=1, read=0, waited=1.0), at / 2) for at in range(240)]
+    assert set(seen[:118]) == {None}
+    assert set(seen[122:]) == {1}
+    wanted = followed(rule, 20, workers=1, began_s=120.0, busy=1.0, read=10, waited=0.8)
+    assert wanted is not None
+    assert wanted > 1, "once a worker stays the rule goes on as ever"
+
+
+def test_trainers_that_do_something_else_leave_the_number_unknown() -> None:
+    rule = WorkersWanted()
+    assert {rule.look(JobPace(at % 3, 0.0, 1, 0, 0.0), at / 2) for at in range(240)} == {None}

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from loader_server.coordinator.pace import PaceMeter
-from loader_server.coordinator.pace_record import JobPace, PaceRecord
+from loader_server.coordinator.pace.pace_meter import PaceMeter
+from loader_server.coordinator.pace.pace_record import JobPace, PaceRecord
 from loader_server.coordinator.streams.stream_trainers import AttachedTrainer, StreamTrainers
 from loader_server.coordinator.workers import Workers
 from shared.wire.message_parts import Cursor
@@ -90,7 +90,7 @@ def test_batches_are_counted_from_a_trainers_first_heartbeat_on() -> None:
     assert job.look(1.0).read == 0
     say(first, 14, 0, 1.5)
     say(second, 3, 0, 1.5)
-    assert job.look(1.5) == JobPace(workers=0, busy=0.0, trainers=2, read=4 + 3, waited=0.0)
+    assert job.look(1.5) == JobPace(workers=0, busy=0.0, trainers=2, read=4, waited=0.0), "the second was new"
     assert job.look(2.0).read == 0
     say(first, 2, 0, 2.5)
     assert job.look(2.5).read == 0, "it was attached anew"

@@ -1,8 +1,10 @@
 """How many workers a job could use: the number behind `workers_wanted`.
 
 Rules: pure. The number that is needed follows from work: worker-seconds a batch, times the rate at which trainers read,
-times what that rate would grow by without waiting. Waiting counts as far as workers were busy at the same time, because
-trainers that wait while workers are idle wait for something else (a network, their own window).
+times what that rate would grow by without waiting for workers. How much of the waiting is for workers says the model of
+stations (`shared.stations`), by what more of them would gain: trainers may wait for a network, or for their own window,
+and workers that wait for slow reads are busy all the same. While that is not known, waiting counts as far as workers
+were busy at the same time.
 
 - Up only while trainers wait, in both halves of the time that is looked at; at once as far as the work says, but at
   most eightfold. The first number is what the work says, up or down, once trainers read steadily.
@@ -24,10 +26,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loader_server.coordinator.pace_record import PaceRecord
+from loader_server.coordinator.pace.pace_record import PaceRecord
 
 if TYPE_CHECKING:
-    from loader_server.coordinator.pace_record import JobPace, PaceMeans
+    from loader_server.coordinator.pace.pace_record import JobPace, PaceMeans
 
 __all__ = ["WorkersWanted"]
 
@@ -61,6 +63,9 @@ _MOST_FACTOR = 8
 #: sockets are, for example. One step tries it.
 _WORTH_A_TRY = 0.6
 
+#: What more workers would gain counts as known if it was for this share of the time.
+_KNOWN = 0.5
+
 #: How long a step up is judged at most. One that promised less than chance brings or takes stays, and no other is tried
 #: for as long as after a failure.
 _JUDGED_S = 30.0
@@ -84,6 +89,8 @@ _LOSS = 0.05
 #: Time without any trainer after which one worker is wanted; less before there was any, as after a coordinator's
 #: restart.
 _GONE_S = 60.0
+#: Time of waiting trainers without any number after which one worker is wanted.
+_UNKNOWN_S = 60.0
 _NEVER_CAME_S = 10.0
 
 #: Reading has paused after so long without a batch, if nobody waits: at least this, and several usual intervals.
@@ -135,6 +142,8 @@ class WorkersWanted:
         self._is_forgotten = False
         #: Seconds in which trainers read.
         self._clock_s = 0.0
+        #: When trainers came, on this clock.
+        self._came_s = 0.0
         #: What was seen since workers or trainers changed, and how much of that is still settling.
         self._record = PaceRecord()
         self._settling_s = _SETTLE_S
@@ -157,13 +166,21 @@ class WorkersWanted:
         """Take in what happened since the last look, and return how many workers are wanted now, at least 1.
 
         Return 1 once no trainer was there for long, and None while nothing is known: for the first seconds, and until
-        trainers, the first or those that come after so long, have read for some seconds.
+        trainers, the first or those that come after so long, have read for some seconds. That is a minute at most while
+        they wait: then 1 is returned, and grows as soon as workers stay.
         """
         over_s, self._looked_s = now_s - (now_s if self._looked_s is None else self._looked_s), now_s
         if self._has_readers(pace, now_s) and over_s > 0:
             self._take_in(pace, over_s)
             self._decide(now_s)
+            self._give_up_waiting()
         return self.wanted
+
+    def _give_up_waiting(self) -> None:
+        """Want one worker if trainers have waited for a minute and workers never stayed long enough to be looked at."""
+        # Workers that crash at once: one of them shows as much as many, and others have work for the rest.
+        if self.wanted is None and self._clock_s - self._came_s >= _UNKNOWN_S:
+            self.wanted = 1
 
     # --- what is looked at ---
 
@@ -175,6 +192,8 @@ class WorkersWanted:
         if pace.trainers:
             # What those who come now need is not known yet.
             self.wanted = None if self._is_forgotten else self.wanted
+            if self._alone_s is not None or not self._had_trainers:
+                self._came_s = self._clock_s
             self._alone_s, self._had_trainers, self._is_forgotten = None, True, False
             return True
         self._alone_s = now_s if self._alone_s is None else self._alone_s
@@ -299,7 +318,8 @@ class WorkersWanted:
         if self._ceiling.stands(now_s):
             return
         wanted = self._needed(means)
-        if means.fullness >= _WORTH_A_TRY:
+        # Only while nobody knows what more workers would gain: a try costs another job its workers for a while.
+        if means.fullness >= _WORTH_A_TRY and means.known < _KNOWN:
             self._strain = min(1.0, means.load / means.workers)
             if wanted <= self._workers:
                 wanted = self._workers + max(1, self._workers // 4)

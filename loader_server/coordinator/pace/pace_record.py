@@ -32,6 +32,18 @@ class JobPace:
     read: int
     #: Share of the time that trainers waited for data.
     waited: float
+    #: The part by which several times as many workers would raise the rate; None if that is unknown.
+    workers_gain: float | None = None
+
+    @property
+    def owed(self) -> float:
+        """Return the share of the time that trainers waited for workers, so that more of them would end it.
+
+        While it is not known what more workers would gain, waiting counts as far as workers were busy.
+        """
+        if self.workers_gain is None:
+            return self.waited * min(1.0, self.busy / self.workers)
+        return min(self.waited, 1 - 1 / (1 + self.workers_gain))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +58,11 @@ class PaceMeans:
     read: float
     rate: float
     error: float
-    #: Share of the time that trainers waited, and the part of that in which workers were busy.
+    #: Share of the time that trainers waited, and waited for workers.
     waited: float
     owed: float
+    #: Share of the time in which it was known what more workers would gain.
+    known: float = 0.0
 
     @property
     def load(self) -> float:
@@ -65,8 +79,9 @@ class PaceMeans:
 
 
 #: Running sums: workers, busy, waited and owed times seconds, batches, batches squared, batches times seconds, seconds
-#: squared.
-_Sums = tuple[float, float, float, float, float, float, float, float]
+#: squared, and seconds in which the gain of more workers was known.
+_Sums = tuple[float, float, float, float, float, float, float, float, float]
+_NOTHING: _Sums = (0.0,) * 9
 
 
 class PaceRecord:
@@ -74,7 +89,7 @@ class PaceRecord:
 
     def __init__(self) -> None:
         self._times_s: list[float] = [0.0]
-        self._sums: list[_Sums] = [(0.0,) * 8]
+        self._sums: list[_Sums] = [_NOTHING]
 
     @property
     def over_s(self) -> float:
@@ -83,22 +98,23 @@ class PaceRecord:
 
     def clear(self) -> None:
         """Drop all that was recorded, so that the record covers no time and `means` returns None."""
-        self._times_s, self._sums = [0.0], [(0.0,) * 8]
+        self._times_s, self._sums = [0.0], [_NOTHING]
 
     def add(self, pace: JobPace, over_s: float) -> None:
         """Add what happened in the next `over_s` seconds; there has to be a worker."""
-        workers, busy, waited, owed, read, squared, timed, seconds = self._sums[-1]
+        workers, busy, waited, owed, read, squared, timed, seconds, known = self._sums[-1]
         self._times_s.append(self._times_s[-1] + over_s)
         self._sums.append(
             (
                 workers + pace.workers * over_s,
                 busy + pace.busy * over_s,
                 waited + pace.waited * over_s,
-                owed + pace.waited * min(1.0, pace.busy / pace.workers) * over_s,
+                owed + pace.owed * over_s,
                 read + pace.read,
                 squared + pace.read**2,
                 timed + pace.read * over_s,
                 seconds + over_s**2,
+                known + (pace.workers_gain is not None) * over_s,
             )
         )
         if len(self._times_s) > _MOST_ENTRIES:
@@ -116,7 +132,7 @@ class PaceRecord:
             return None
         first = self._before(over_s)
         over_s = self._times_s[-1] - self._times_s[first]
-        workers, busy, waited, owed, read, squared, timed, seconds = (
+        workers, busy, waited, owed, read, squared, timed, seconds, known = (
             after - before for after, before in zip(self._sums[-1], self._sums[first], strict=True)
         )
         rate = read / over_s
@@ -131,6 +147,7 @@ class PaceRecord:
             error=math.sqrt(spread) / over_s,
             waited=waited / over_s,
             owed=owed / over_s,
+            known=known / over_s,
         )
 
     def _before(self, ago_s: float) -> int:
