@@ -149,7 +149,8 @@ class Answers:
         # An exponential average: one slow answer moves it little, a slow fleet within about ten answers.
         answer_s = now_s - ask.sent_s
         self.usual_answer_s += 0.1 * (answer_s - self.usual_answer_s) if self.usual_answer_s else answer_s
-        worker.serve(worker.in_hand_s(ask, now_s), now_s)
+        worker.note_times(header.read_us / 1e6, header.build_us / 1e6)
+        worker.serve(worker.in_hand_s(ask, now_s), now_s, header.waiting)
         self._count_rows(entry, header)
         self._out.append(i.Offer(ask.seq, ticket.slot, entry.batch, header, worker.name))
         # Others that hold a ticket for it still have to answer: one may be writing into its slot at this moment.
@@ -188,7 +189,7 @@ class Answers:
         ask, entry = self._tickets.free(worker, ticket)
         in_hand_s = worker.in_hand_s(ask, now_s)
         # Only the oldest want is certain to have been in hand; the others may have been waiting behind it.
-        if in_hand_s > worker.service_s and oldest:
+        if in_hand_s > worker.at_a_time * worker.service_s and oldest:
             worker.serve(in_hand_s, now_s)  # no batch came, but the worker had this in hand for at least that long
         if unbuilt is not None:
             self._take_in(worker, entry, unbuilt, now_s)
