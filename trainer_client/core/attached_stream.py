@@ -15,6 +15,7 @@ from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.asking.answers import Answers, BadRowLimit
+from trainer_client.core.asking.prefetch import Prefetch
 from trainer_client.core.asking.questions import Questions
 from trainer_client.core.asking.wants import Wants
 from trainer_client.core.feed_errors import job_ended, nobody_left, refused_by_all
@@ -47,7 +48,8 @@ class AttachedStream:
 
     def __init__(self, settings: CoreSettings, attached: m.Attached, out: list[i.Instruction]) -> None:
         spec = self.spec = StreamSpec.of(attached)
-        slots, prefetch = slots_for(settings, spec)
+        numbers = slots_for(settings, spec)
+        slots, self.prefetch = numbers.slots, Prefetch(numbers.start, numbers.most)
         start = Position(attached.cursor.epoch, attached.cursor.number, attached.cursor.group)
         workers: dict[int, KnownWorker] = {}
         self._settings = settings
@@ -63,7 +65,7 @@ class AttachedStream:
         limit = BadRowLimit(BadLimit(attached.max_bad, attached.max_bad_samples))
         self.answers = Answers(settings, spec, self.upcoming, self.slots, self.tickets, limit, out)
         self.wants = Wants(
-            settings, spec, prefetch, self.upcoming, self.slots, workers, self.tickets, self.answers, out
+            settings, spec, self.prefetch, self.upcoming, self.slots, workers, self.tickets, self.answers, out
         )
         timeout_s = spec.heartbeat_timeout_s
         self.connections = Connections(settings, timeout_s, self.upcoming, workers, self.tickets, out)
@@ -71,7 +73,7 @@ class AttachedStream:
         self.results = OpenResults(settings, out)
         #: How trainers share the stream's batches: in lockstep or as a queue of leases.
         self.sharing: Lockstep | LeasedQueue = (
-            LeasedQueue(settings, attached, self.upcoming, self.wants, out)
+            LeasedQueue(settings, attached, self.upcoming, self.wants, self.prefetch, out)
             if isinstance(self.upcoming, LeasedUpcoming)
             else Lockstep(spec, self.upcoming, self.wants, self.questions, out)
         )
@@ -80,6 +82,8 @@ class AttachedStream:
         #: Since when no worker could build the head; None while one can.
         self._alone_since_s: float | None = None
         self._failed = False
+        #: Up to which batch consumers could take all at the end of the last turn.
+        self._ready_to = 0
         self._wakes = i.WakeFor(room=True, slots=False)
         out.append(i.MakeSlots(spec, slots + 1))
 
@@ -101,6 +105,7 @@ class AttachedStream:
         # every batch again.
         self.tickets.excuse(now_s)
         self.connections.excuse(now_s)
+        self.prefetch.excuse()
         self.sharing.excuse(now_s)
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
@@ -128,6 +133,7 @@ class AttachedStream:
         # The sequence grows before wants are decided, so that newly known batches are asked for in the same turn.
         self._extend(now_s)
         self.wants.decide(now_s)
+        self._adapt_prefetch(now_s)
         self.results.tick(now_s)
         self.job_end.tick(now_s)
         self._watch_head(now_s)
@@ -150,6 +156,14 @@ class AttachedStream:
         if room > 0:
             self.tickets.extend(self.sharing.extend(room, now_s))
         self.questions.tick(self.connections.serving(), now_s)
+
+    def _adapt_prefetch(self, now_s: float) -> None:
+        """Show this turn to `prefetch`, and let it decide when it has seen enough."""
+        arrived, prefetch, upcoming = self.answers.accepted, self.prefetch, self.upcoming
+        left, self._ready_to = max(0, self._ready_to - upcoming.head), upcoming.ready_to(self._ready_to)
+        is_full = not self.tickets.unasked and upcoming.end - upcoming.head >= prefetch.size
+        if prefetch.see(arrived, left, now_s, is_full=is_full):
+            prefetch.decide(arrived, self.wants.could_serve(), now_s)
 
     def take(self, event: e.Event, now_s: float) -> None:
         """Handle an event that concerns the stream or its workers; raise AssertionError for any other event.

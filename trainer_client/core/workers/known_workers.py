@@ -28,6 +28,8 @@ QUICKEST_S = 0.001
 
 #: Weight of the latest answer in the moving averages.
 _NEWEST = 0.3
+#: Weight in that of what a worker could serve, which is compared with a rate: chance would look like idle workers.
+_NEWEST_WORKED = 0.1
 
 
 @dataclass(slots=True)
@@ -80,6 +82,8 @@ class KnownWorker:
     #: its last answer came.
     service_s: float = 0.0
     answered_s: float = 0.0
+    #: The part of that in which it held the want (a moving average, 0 if unknown): without the time on the way.
+    worked_s: float = 0.0
     #: How long a want takes to read and to build there, as it tells (moving averages), and how many wants it therefore
     #: works on at a time.
     read_s: float = 0.0
@@ -187,17 +191,20 @@ class KnownWorker:
         self.build_s += newest * (build_s - self.build_s)
         self.at_a_time = wants_at_a_time(self.read_s, self.build_s)
 
-    def serve(self, in_hand_s: float, now_s: float, waiting: int = 0) -> None:
-        """Note that an answer came, after `in_hand_s`: update the moving average of its pace.
+    def serve(self, in_hand_s: float, now_s: float, *, held_s: float | None = None, waiting: int = 0) -> None:
+        """Note that an answer came, after `in_hand_s`: update the moving averages of its pace.
 
-        The want must be closed already. `waiting` is how many wants of all trainers the worker has left, if it says so.
+        The want must be closed already. `held_s` is how long the worker says that it had the want (None: as long), and
+        `waiting` how many wants of all trainers it has left.
         """
-        if not self.service_s:
-            self.service_s = in_hand_s / self.at_a_time
         # Of what is read at a time the first takes its full time, and the others follow at once: only over all of them
         # the mean is a pace. With fewer wants than it could work on, it would have answered more in the same time.
         enough = min(1.0, (1 + max(len(self.asks), waiting)) / self.at_a_time)
+        worked_s = in_hand_s if held_s is None else min(in_hand_s, held_s)
+        if not self.service_s:
+            self.service_s, self.worked_s = in_hand_s / self.at_a_time, worked_s / self.at_a_time
         self.service_s += _NEWEST / self.at_a_time * (enough * in_hand_s - self.service_s)
+        self.worked_s += _NEWEST_WORKED / self.at_a_time * (enough * worked_s - self.worked_s)
         self.answered_s = now_s
 
     def is_in_doubt(self, since_s: float) -> bool:
