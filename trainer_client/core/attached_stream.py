@@ -39,6 +39,9 @@ __all__ = ["AttachedStream", "JobEnd"]
 #: How often to check whether a silent writer is dead: a released lock raises no event, so it has to be polled.
 _PROBE_S = 0.02
 
+#: How long after less is asked for ahead memory is given back: until then consumers have taken what lay ready.
+_DROP_S = 10.0
+
 #: How long a rank waits for the last round, in heartbeat timeouts; the coordinator may itself wait for a lost rank.
 _PATIENCE = GONE_AFTER + 3
 
@@ -50,6 +53,7 @@ class AttachedStream:
         spec = self.spec = StreamSpec.of(attached)
         numbers = slots_for(settings, spec)
         slots, self.prefetch = numbers.slots, Prefetch(numbers.start, numbers.most)
+        self._hands = numbers.hands
         start = Position(attached.cursor.epoch, attached.cursor.number, attached.cursor.group)
         workers: dict[int, KnownWorker] = {}
         self._settings = settings
@@ -84,6 +88,8 @@ class AttachedStream:
         self._failed = False
         #: Up to which batch consumers could take all at the end of the last turn.
         self._ready_to = 0
+        #: When to give memory back, because less is asked for ahead than before.
+        self._drop_s = float("inf")
         self._wakes = i.WakeFor(room=True, slots=False)
         out.append(i.MakeSlots(spec, slots + 1))
 
@@ -148,6 +154,9 @@ class AttachedStream:
 
     def _tick(self, now_s: float) -> None:
         self.connections.tick(now_s)
+        if now_s >= self._drop_s:
+            self._drop_s = float("inf")
+            self._out.append(i.DropSlots(self.slots.superfluous(self.prefetch.size + self._hands)))
         writers = self.connections.probe()
         self._tick_s = now_s + (_PROBE_S if writers else self.spec.heartbeat_timeout_s / 8)
 
@@ -158,12 +167,15 @@ class AttachedStream:
         self.questions.tick(self.connections.serving(), now_s)
 
     def _adapt_prefetch(self, now_s: float) -> None:
-        """Show this turn to `prefetch`, and let it decide when it has seen enough."""
+        """Show this turn to `prefetch`, and let it decide when it has seen enough; if it shrank, memory is due to go."""
         arrived, prefetch, upcoming = self.answers.accepted, self.prefetch, self.upcoming
         left, self._ready_to = max(0, self._ready_to - upcoming.head), upcoming.ready_to(self._ready_to)
         is_full = not self.tickets.unasked and upcoming.end - upcoming.head >= prefetch.size
+        before = prefetch.size
         if prefetch.see(arrived, left, now_s, is_full=is_full):
             prefetch.decide(arrived, self.wants.could_serve(), now_s)
+        if prefetch.size < before:
+            self._drop_s = now_s + _DROP_S
 
     def take(self, event: e.Event, now_s: float) -> None:
         """Handle an event that concerns the stream or its workers; raise AssertionError for any other event.

@@ -57,11 +57,15 @@ class CoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class SlotNumbers:
-    """How many ordinary slots to make, and how many batches to ask for ahead: at the start, and at the most."""
+    """How many ordinary slots to make, and how many batches to ask for ahead: at the start, and at the most.
+
+    `hands` are the slots in addition to the batches asked for ahead.
+    """
 
     slots: int
     start: int
     most: int
+    hands: int
 
 
 def slots_for(settings: CoreSettings, spec: StreamSpec) -> SlotNumbers:
@@ -82,4 +86,4 @@ def slots_for(settings: CoreSettings, spec: StreamSpec) -> SlotNumbers:
     affordable = settings.prefetch_bytes // max(spec.largest_bytes(), 1) - 1  # the reserve slot takes one
     slots = max(2, min(most + hands, affordable))
     start = max(1, min(wanted, slots - 1))
-    return SlotNumbers(slots, start, max(start, min(most, slots - hands)))
+    return SlotNumbers(slots, start, max(start, min(most, slots - hands)), hands)
