@@ -143,10 +143,10 @@ class AttachedStream:
         self.results.tick(now_s)
         self.job_end.tick(now_s)
         self._watch_head(now_s)
-        # While each worker owes a batch, and all together half of the prefetch, their answers wake this thread anyway;
-        # a wake-up for every batch that is taken would only cost the consumer.
+        # While each worker owes as many batches as it works on at a time, and all together half of the prefetch, their
+        # answers wake this thread anyway; a wake-up for every batch that is taken would only cost the consumer.
         owed = self.tickets.unanswered
-        has_room = owed < self.wants.workers or 2 * owed < self.wants.prefetch
+        has_room = 2 * owed < self.wants.prefetch or owed < self.wants.at_work()
         wakes = i.WakeFor(room=has_room, slots=self.wants.short_of_slots)
         if wakes != self._wakes:
             self._wakes = wakes

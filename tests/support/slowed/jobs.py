@@ -178,6 +178,7 @@ def slowed_job(folder: Path, setup: Setup) -> Iterator[SlowedJob]:
             delays=delays,
             ranks=setup.ranks,
             prefetch=setup.prefetch,
+            prefetch_bytes=setup.prefetch_bytes,
             in_slots=setup.in_slots,
             tells=setup.tells,
         )

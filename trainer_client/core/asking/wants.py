@@ -84,10 +84,9 @@ class Wants:
         #: Batches that are being taken back, before we know whether a consumer was faster.
         self._retracting: set[int] = set()
 
-    @property
-    def workers(self) -> int:
-        """Return how many workers may be asked, as of the last survey; busy ones count."""
-        return len(self._live)
+    def at_work(self) -> float:
+        """Return how many wants the workers that may be asked work on at a time, as of the last survey."""
+        return sum(worker.at_work for worker in self._live)
 
     @property
     def prefetch(self) -> int:

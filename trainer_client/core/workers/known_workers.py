@@ -30,6 +30,8 @@ QUICKEST_S = 0.001
 _NEWEST = 0.3
 #: Weight in that of what a worker could serve, which is compared with a rate: chance would look like idle workers.
 _NEWEST_WORKED = 0.1
+#: Reads that take longer are worth waking a thread for, so that a reader is not idle.
+_SLOW_READ_S = 0.005
 
 
 @dataclass(slots=True)
@@ -222,6 +224,11 @@ class KnownWorker:
             # All that it works on at a time may take this long before the first of them is done.
             pace_s = max(pace_s, self.in_hand_s(oldest, now_s) - (self.at_a_time - 1) * self.service_s)
         return pace_s
+
+    @property
+    def at_work(self) -> float:
+        """Return how many wants it needs to be busy; 1 where reads are quick, as the next want is there in time."""
+        return self.at_a_time if self.read_s >= _SLOW_READ_S else 1.0
 
     @property
     def may_be_asked(self) -> bool:
