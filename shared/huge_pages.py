@@ -20,7 +20,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HUGE_PAGE", "collapse", "keep_from_children", "map_anonymous", "map_file"]
+__all__ = ["HUGE_PAGE", "collapse", "drop_pages", "keep_from_children", "map_anonymous", "map_file"]
 
 HUGE_PAGE = 2**21
 
@@ -28,6 +28,8 @@ HUGE_PAGE = 2**21
 _PROT_NONE = 0
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
+_MADV_DONTNEED = 4
+_MADV_REMOVE = 9
 _MADV_DONTFORK = 10
 _MADV_HUGEPAGE = 14
 _MADV_COLLAPSE = 25
@@ -94,6 +96,16 @@ def collapse(array: NDArray[np.uint8]) -> bool:
     start = array.ctypes.data // HUGE_PAGE * HUGE_PAGE
     end = (array.ctypes.data + array.nbytes) // HUGE_PAGE * HUGE_PAGE
     return end > start and _libc.madvise(start, end - start, _MADV_COLLAPSE) == 0
+
+
+def drop_pages(array: NDArray[np.uint8], *, of_file: bool) -> bool:
+    """Give memory back to the system, of which only zeros are left; return whether it did.
+
+    The array has to begin and end at a page's bounds. With `of_file` it is that of a file in memory, which all who have
+    mapped it lose; otherwise it is private.
+    """
+    advice = _MADV_REMOVE if of_file else _MADV_DONTNEED
+    return _libc.madvise(array.ctypes.data, array.nbytes, advice) == 0
 
 
 def keep_from_children(memory: NDArray[np.uint8]) -> None:

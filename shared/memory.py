@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.huge_pages import HUGE_PAGE, collapse, keep_from_children, map_anonymous, map_file
+from shared.huge_pages import HUGE_PAGE, collapse, drop_pages, keep_from_children, map_anonymous, map_file
 from shared.stores.locks import is_byte_locked, lock_byte
 from shared.wire.message_parts import SharedSlots
 
@@ -104,6 +104,14 @@ class SlotMemory:
         if nbytes >= done + HUGE_PAGE:
             self._collapsed[slot] = nbytes
             collapse(self.slot(slot)[done:nbytes])
+
+    def drop(self, slot: int) -> bool:
+        """Give a slot's pages back to the system, which has zeros there until it is written again.
+
+        Nobody may use the slot meanwhile. Return False if the system keeps the pages.
+        """
+        self._collapsed[slot] = 0
+        return drop_pages(self.slot(slot), of_file=self.shareable)
 
     def offer(self, lock_byte: int) -> SharedSlots | None:
         """Return what a worker needs to open the slots, with its own `lock_byte`.

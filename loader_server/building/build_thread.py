@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from loader_server.building.read_ahead import UnreadError
 from loader_server.building.trial_rule import exhausted
 from loader_server.tracing.want_stamps import WantStamps
+from shared.stations.service_times import READ_AT_A_TIME
 from shared.tracing.ring import StampKind
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ _FEW = 2
 #: so that the thread stays busy until the poll loop submits the next.
 _AHEAD = 4
 _MOST_AHEAD = 16
+#: Where reads are slow, so many of them are submitted at a time: one for each reader, and some that a reader finds when
+#: it has finished before the poll loop has submitted more.
+_UNREAD = READ_AT_A_TIME + 2
 
 #: How long to wait for a read before building goes on: `_MOMENT` times the usual build time, within the two bounds.
 #: Only one thread holds the interpreter lock, and each system call of a reader passes it on: recordings of 2.4 s took
@@ -177,9 +181,18 @@ class BuildThread:
 
     @property
     def has_room(self) -> bool:
-        """Whether `load` is below its limit: 4 to 16 builds, twice as many as end while outcomes are held back."""
+        """Whether `load` is below its limit: 4 to 16 builds, twice as many as end while outcomes are held back.
+
+        Where reads are slow, as many as keep the readers busy as well, beyond the builds that are read.
+        """
         # Twice as many as are built while outcomes are held back: the poll loop submits more only when it is woken.
-        return self.load < min(max(_AHEAD, int(2 * self._hold_s / self._usual_s)), _MOST_AHEAD)
+        if self.load < min(max(_AHEAD, int(2 * self._hold_s / self._usual_s)), _MOST_AHEAD):
+            return True
+        # A build that is in hand or waits for its turn occupies no reader: with four builds in all, of four readers
+        # three had something to do, and often two.
+        unread = self._readers.unread
+        is_read = self.load - len(self.outcomes) - unread
+        return 0 < unread < _UNREAD and is_read <= _AHEAD and self.load < _MOST_AHEAD
 
     def busy_s(self) -> float:
         """Return how long the thread has had a build in hand since its start, waits for the build's samples included.

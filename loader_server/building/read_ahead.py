@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shared.errors import ReadError
+from shared.stations.service_times import READ_AT_A_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["LookAhead", "PendingRead", "Prepared", "ReadAhead", "UnreadError", "unwatched"]
 
 T = TypeVar("T")
-
-#: Reader threads: enough to keep a disk busy, few enough to leave the core to the builder. Reading in the building
-#: thread itself took 202 µs of CPU a WAV file instead of 222, but a read that hangs there would end the worker; one
-#: reader instead of four gained nothing.
-_READERS = 4
 
 #: Most threads that may hang in a read, in addition to the readers.
 _MOST_HANGING = 16
@@ -155,7 +151,9 @@ class ReadAhead:
         self._underway: set[PendingRead[Any]] = set()
         #: How many threads hang, each replaced by another.
         self.hanging = 0
-        for _ in range(_READERS):
+        # Reading in the building thread itself took 202 µs of CPU a WAV file instead of 222, but a read that hangs there
+        # would end the worker; one reader instead of four gained nothing.
+        for _ in range(READ_AT_A_TIME):
             self._start()
 
     def _start(self) -> None:
@@ -180,6 +178,11 @@ class ReadAhead:
         else:
             self._tasks.put(pending)
         return pending
+
+    @property
+    def unread(self) -> int:
+        """Return how many submitted reads are not done, those that no thread has begun included."""
+        return self._tasks.qsize() + len(self._underway)
 
     def wait_for(self, pending: PendingRead[T]) -> T:
         """Return what was read; raise its error, or ReadError if reading one sample takes longer than the timeout.
@@ -241,7 +244,7 @@ class ReadAhead:
     def close(self) -> None:
         """Let the threads end once the submitted reads are done, except those that hang."""
         # As many as there are threads that do not hang; a read that returns later finds its place taken, and ends.
-        for _ in range(_READERS):
+        for _ in range(READ_AT_A_TIME):
             self._tasks.put(None)
 
 

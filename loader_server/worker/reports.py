@@ -41,6 +41,7 @@ def pushed_of(outcome: Outcome, waiting: int) -> m.Pushed:
         reason=built.reason,
         reasons=built.reasons,
         build_us=built.build_us,
+        read_us=built.read_us,
         held_us=int(1e6 * (time.monotonic() - outcome.build.accepted_s)),
         waiting=waiting,
     )

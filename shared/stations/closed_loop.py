@@ -1,9 +1,9 @@
 """A job played through in simulated time: how many batches a second its stations let through.
 
-Wants circulate: a trainer asks for as many batches as its window holds; a worker reads several wants at a time and
-builds one at a time, in order; the trainer's connection carries one batch at a time; the trainer takes batches in
-order, and each batch that it takes makes room for another want. Times are given, so the rate is what follows from
-them.
+Wants circulate: a trainer asks for as many batches as its window holds, each of the worker that should be through
+first by its pace; a worker reads several wants at a time and builds one at a time, in order; the trainer's connection
+carries one batch at a time; the trainer takes batches in order, and each batch that it takes makes room for another
+want. Times are given, so the rate is what follows from them.
 
 Rules: pure. Large jobs are played at a smaller scale. It takes about 10 µs of CPU for each batch.
 """
@@ -15,15 +15,17 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from shared.stations.service_times import READ_AT_A_TIME, pace_s
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 
-__all__ = ["READ_AT_A_TIME", "Played", "Sample", "TrainerTimes", "WorkerTimes", "play", "sample"]
+__all__ = ["Played", "Sample", "TrainerTimes", "WorkerTimes", "play", "sample"]
 
-#: How many wants a worker reads and builds at a time, unless batches are built in a few milliseconds.
-READ_AT_A_TIME = 4
+#: How many wants that are read a worker has at a time, the one that it builds included; it reads no further then.
+_READ_AHEAD = 5
 
 #: Batches played, of which the first half only fills the stations and windows.
 _BATCHES = 240
@@ -33,8 +35,7 @@ _LEAST_OF_EACH, _MOST_OF_EACH = 40, 240
 _MOST_TRAINERS = 4
 _MOST_WORKERS = 16
 
-#: Weight of the latest answer in a trainer's estimate of a worker's pace, and the least pace that counts.
-_NEWEST = 0.3
+#: The least pace that counts for whom a trainer asks.
 _QUICKEST_S = 0.001
 
 
@@ -121,7 +122,6 @@ class _PlayedWant:
     #: The worker's place among all.
     at: int
     number: int
-    asked_s: float
     is_read: bool = False
 
 
@@ -133,6 +133,8 @@ class _PlayedWorker:
     waiting: deque[_PlayedWant] = field(default_factory=deque)
     #: Wants that are being read or have been, in the order in which they are built.
     at_hand: deque[_PlayedWant] = field(default_factory=deque)
+    #: How many of them are being read.
+    unread: int = 0
     is_building: bool = False
 
 
@@ -141,10 +143,9 @@ class _PlayedTrainer:
     """A trainer in play: it asks, receives, takes and steps."""
 
     times: TrainerTimes
-    #: By worker: how many batches it owes, its pace as it seems from here, and when it answered last.
+    #: Its place among all, and how many batches each worker owes.
+    at: int
     owed: list[int]
-    pace_s: list[float]
-    answered_s: list[float]
     asked: int = 0
     taken: int = 0
     arrived: set[int] = field(default_factory=set)
@@ -161,10 +162,8 @@ class _Loop:
     def __init__(self, workers: Sequence[WorkerTimes], trainers: Sequence[TrainerTimes], *, in_step: bool) -> None:
         self._in_step = in_step
         self._workers = [_PlayedWorker(times) for times in workers]
-        paces_s = [max(times.build_s, times.read_s / READ_AT_A_TIME, _QUICKEST_S) for times in workers]
-        self._trainers = [
-            _PlayedTrainer(times, [0] * len(workers), list(paces_s), [0.0] * len(workers)) for times in trainers
-        ]
+        self._paces_s = [max(pace_s(times.read_s, times.build_s), _QUICKEST_S) for times in workers]
+        self._trainers = [_PlayedTrainer(times, at, [0] * len(workers)) for at, times in enumerate(trainers)]
         #: Time, order of making, and what happens then.
         self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._made = 0
@@ -206,12 +205,13 @@ class _Loop:
     # --- wants ---
 
     def _ask(self, trainer: _PlayedTrainer) -> None:
-        owed, pace_s = trainer.owed, trainer.pace_s
+        owed, paces_s = trainer.owed, self._paces_s
+        # Each trainer breaks ties in an order of its own.
+        order = [*range(trainer.at % len(owed), len(owed)), *range(trainer.at % len(owed))]
         while trainer.asked < trainer.taken + trainer.times.window:
-            through_s = [(count + 1) * pace for count, pace in zip(owed, pace_s, strict=True)]
-            at = through_s.index(min(through_s))
+            at = min(order, key=lambda at: ((owed[at] + 1) * paces_s[at], owed[at]))
             owed[at] += 1
-            want = _PlayedWant(trainer, self._workers[at], at, trainer.asked, self._now_s)
+            want = _PlayedWant(trainer, self._workers[at], at, trainer.asked)
             trainer.asked += 1
             self._after(trainer.times.delay_s / 2, self._receive, want)
 
@@ -220,9 +220,14 @@ class _Loop:
         self._feed(want.worker)
 
     def _feed(self, worker: _PlayedWorker) -> None:
-        while worker.waiting and len(worker.at_hand) < READ_AT_A_TIME:
+        while (
+            worker.waiting
+            and worker.unread < READ_AT_A_TIME
+            and len(worker.at_hand) - worker.unread < _READ_AHEAD
+        ):
             want = worker.waiting.popleft()
             worker.at_hand.append(want)
+            worker.unread += 1
             self._after(worker.times.read_s, self._finish_reading, want)
         if not worker.is_building and worker.at_hand and worker.at_hand[0].is_read:
             worker.is_building = True
@@ -230,6 +235,7 @@ class _Loop:
 
     def _finish_reading(self, want: _PlayedWant) -> None:
         want.is_read = True
+        want.worker.unread -= 1
         self._feed(want.worker)
 
     def _push(self, want: _PlayedWant) -> None:
@@ -244,10 +250,7 @@ class _Loop:
 
     def _arrive(self, want: _PlayedWant) -> None:
         trainer, at = want.trainer, want.at
-        in_hand_s = self._now_s - max(want.asked_s, trainer.answered_s[at])
         trainer.owed[at] -= 1
-        trainer.pace_s[at] += _NEWEST * (max(in_hand_s, _QUICKEST_S) - trainer.pace_s[at])
-        trainer.answered_s[at] = self._now_s
         trainer.arrived.add(want.number)
         self._take(trainer)
 

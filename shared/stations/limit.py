@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import TYPE_CHECKING
 
-from shared.stations.closed_loop import READ_AT_A_TIME, WorkerTimes, play, sample
+from shared.stations.closed_loop import WorkerTimes, play, sample
+from shared.stations.service_times import READ_AT_A_TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -463,6 +463,7 @@ class Pushed(Message):
     reason: str = wire(NAME)
     reasons: tuple[tuple[str, int], ...] = wire(Many(FixedList((NAME, COUNT)), 16))
     build_us: int = wire(COUNT)
+    read_us: int = wire(COUNT)
     held_us: int = wire(COUNT)
     waiting: int = wire(COUNT)
 

@@ -30,7 +30,7 @@ _WANT = Want(
 )  # fmt: skip
 _PUSHED = Pushed(
     ticket=Ticket(3, 17), epoch=3, number=4217, empty=False, in_slot=True, shape=WireShape(8, ()), nbytes=4096,
-    digest=0, rows=8, masked=0, reason="", reasons=(), build_us=900, held_us=1000, waiting=0,
+    digest=0, rows=8, masked=0, reason="", reasons=(), build_us=900, read_us=0, held_us=1000, waiting=0,
 )  # fmt: skip
 _AT_WORKER = (
     StampKind.RECEIVED, StampKind.READ, StampKind.BEGUN, StampKind.BUILT, StampKind.WRITTEN, StampKind.PUSHED,

@@ -79,6 +79,7 @@ def _header(shape: WireShape) -> Pushed:
         reason="",
         reasons=(),
         build_us=20_000,
+        read_us=0,
         held_us=30_000,
         waiting=0,
     )

@@ -432,3 +432,45 @@ def test_an_offer_crosses_the_wire(memory):
     assert json.dumps(offer.boot_id)
     assert offer.slot_bytes % 4096 == 0
     assert np.gcd(offer.slot_bytes, 64) == 64
+
+
+def resident(memory):
+    """Return how many bytes of the slots have memory, whoever maps them."""
+    return os.stat(f"/proc/self/fd/{memory._fd}").st_blocks * 512
+
+
+def test_a_slot_has_memory_from_when_it_is_written_until_it_is_dropped():
+    memory = SlotMemory(8, 4 * 2**20)
+    before = resident(memory)
+    for slot in (2, 3):
+        memory.slot(slot)[:] = 7
+        memory.note_written(slot, memory.slot_bytes)
+    assert resident(memory) - before >= 2 * memory.slot_bytes
+    assert memory.drop(2)
+    assert resident(memory) - before <= memory.slot_bytes + 2**16, "but for pages at its ends"
+    assert not memory.slot(2).any()
+    assert (memory.slot(3) == 7).all()
+    memory.slot(2)[:] = 9
+    memory.note_written(2, memory.slot_bytes)
+    assert (memory.slot(2) == 9).all()
+    memory.close()
+
+
+def test_a_worker_sees_a_dropped_slot_as_empty_and_writes_into_it_again(memory):
+    opened = OpenedSlots(memory.offer(77))
+    opened.slot(1, 100)[:] = 5
+    assert memory.drop(1)
+    assert not opened.slot(1, 100).any()
+    opened.slot(1, 100)[:] = 6
+    assert (memory.slot(1)[:100] == 6).all()
+    opened.close()
+
+
+def test_private_slots_are_dropped_as_well(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    memory = SlotMemory(2, 5000)
+    assert not memory.shareable
+    memory.slot(0)[:] = memory.slot(1)[:] = 3
+    assert memory.drop(0)
+    assert not memory.slot(0).any()
+    assert (memory.slot(1) == 3).all()

@@ -227,6 +227,6 @@ def pushed(want: m.Want, **other: object) -> m.Pushed:
         "ticket": want.ticket, "epoch": want.epoch, "number": want.number, "empty": want.empty,
         "in_slot": want.in_slot, "shape": SHAPE, "nbytes": NBYTES, "digest": 1, "rows": 2, "masked": 0,
         "reason": "", "reasons": (),
-        "build_us": 1000, "held_us": 2000, "waiting": 0,
+        "build_us": 1000, "read_us": 0, "held_us": 2000, "waiting": 0,
     }  # fmt: skip
     return m.Pushed(**{**fields, **other})  # type: ignore[arg-type]

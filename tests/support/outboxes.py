@@ -32,6 +32,7 @@ def offer(number: int, rows: int = 4, *, last: bool = False) -> Offer:
         rows=rows,
         masked=0,
         build_us=1,
+        read_us=0,
         held_us=1,
         waiting=0,
         reason="",

@@ -36,6 +36,7 @@ def header(**more) -> Pushed:
         "masked": 0,
         "nbytes": 64,
         "build_us": 1,
+        "read_us": 0,
         "held_us": 1,
     }
     said |= {"waiting": 0, "reason": "", "reasons": ()}

@@ -15,6 +15,7 @@ from shared.wire import messages as m
 from trainer_client.core import events as e
 from trainer_client.core import instructions as i
 from trainer_client.core.asking.answers import Answers, BadRowLimit
+from trainer_client.core.asking.prefetch import Prefetch
 from trainer_client.core.asking.questions import Questions
 from trainer_client.core.asking.wants import Wants
 from trainer_client.core.feed_errors import job_ended, nobody_left, refused_by_all
@@ -39,6 +40,9 @@ __all__ = ["AttachedStream", "JobEnd"]
 #: How often to check whether a silent writer is dead: a released lock raises no event, so it has to be polled.
 _PROBE_S = 0.02
 
+#: How long after less is asked for ahead memory is given back: until then consumers have taken what lay ready.
+_DROP_S = 10.0
+
 #: How long a rank waits for the last round, in heartbeat timeouts; the coordinator may itself wait for a lost rank.
 _PATIENCE = GONE_AFTER + 3
 
@@ -48,7 +52,9 @@ class AttachedStream:
 
     def __init__(self, settings: CoreSettings, attached: m.Attached, out: list[i.Instruction]) -> None:
         spec = self.spec = StreamSpec.of(attached)
-        slots, prefetch = slots_for(settings, spec)
+        numbers = slots_for(settings, spec)
+        slots, self.prefetch = numbers.slots, Prefetch(numbers.start, numbers.most)
+        self._hands = numbers.hands
         start = Position(attached.cursor.epoch, attached.cursor.number, attached.cursor.group)
         workers: dict[int, KnownWorker] = {}
         self._settings = settings
@@ -64,7 +70,7 @@ class AttachedStream:
         limit = BadRowLimit(BadLimit(attached.max_bad, attached.max_bad_samples))
         self.answers = Answers(settings, spec, self.upcoming, self.slots, self.tickets, limit, out)
         self.wants = Wants(
-            settings, spec, prefetch, self.upcoming, self.slots, workers, self.tickets, self.answers, out
+            settings, spec, self.prefetch, self.upcoming, self.slots, workers, self.tickets, self.answers, out
         )
         timeout_s = spec.heartbeat_timeout_s
         self.connections = Connections(settings, timeout_s, self.upcoming, workers, self.tickets, out)
@@ -74,7 +80,7 @@ class AttachedStream:
         self.limits = HeardLimits(timeout_s)
         #: How trainers share the stream's batches: in lockstep or as a queue of leases.
         self.sharing: Lockstep | LeasedQueue = (
-            LeasedQueue(settings, attached, self.upcoming, self.wants, out)
+            LeasedQueue(settings, attached, self.upcoming, self.wants, self.prefetch, out)
             if isinstance(self.upcoming, LeasedUpcoming)
             else Lockstep(spec, self.upcoming, self.wants, self.questions, out)
         )
@@ -83,6 +89,10 @@ class AttachedStream:
         #: Since when no worker could build the head; None while one can.
         self._alone_since_s: float | None = None
         self._failed = False
+        #: Up to which batch consumers could take all at the end of the last turn.
+        self._ready_to = 0
+        #: When to give memory back, because less is asked for ahead than before.
+        self._drop_s = float("inf")
         self._wakes = i.WakeFor(room=True, slots=False)
         out.append(i.MakeSlots(spec, slots + 1))
 
@@ -104,6 +114,7 @@ class AttachedStream:
         # every batch again.
         self.tickets.excuse(now_s)
         self.connections.excuse(now_s)
+        self.prefetch.excuse()
         self.sharing.excuse(now_s)
 
     def attach(self, answer: m.Attached, now_s: float, *, restores: bool) -> None:
@@ -131,13 +142,14 @@ class AttachedStream:
         # The sequence grows before wants are decided, so that newly known batches are asked for in the same turn.
         self._extend(now_s)
         self.wants.decide(now_s)
+        self._adapt_prefetch(now_s)
         self.results.tick(now_s)
         self.job_end.tick(now_s)
         self._watch_head(now_s)
-        # While each worker owes a batch, and all together half of the prefetch, their answers wake this thread anyway;
-        # a wake-up for every batch that is taken would only cost the consumer.
+        # While each worker owes as many batches as it works on at a time, and all together half of the prefetch, their
+        # answers wake this thread anyway; a wake-up for every batch that is taken would only cost the consumer.
         owed = self.tickets.unanswered
-        has_room = owed < self.wants.workers or 2 * owed < self.wants.prefetch
+        has_room = 2 * owed < self.wants.prefetch or owed < self.wants.at_work()
         wakes = i.WakeFor(room=has_room, slots=self.wants.short_of_slots)
         if wakes != self._wakes:
             self._wakes = wakes
@@ -145,6 +157,9 @@ class AttachedStream:
 
     def _tick(self, now_s: float) -> None:
         self.connections.tick(now_s)
+        if now_s >= self._drop_s:
+            self._drop_s = float("inf")
+            self._out.append(i.DropSlots(self.slots.superfluous(self.prefetch.size + self._hands)))
         writers = self.connections.probe()
         self._tick_s = now_s + (_PROBE_S if writers else self.spec.heartbeat_timeout_s / 8)
 
@@ -153,6 +168,17 @@ class AttachedStream:
         if room > 0:
             self.tickets.extend(self.sharing.extend(room, now_s))
         self.questions.tick(self.connections.serving(), now_s)
+
+    def _adapt_prefetch(self, now_s: float) -> None:
+        """Show this turn to `prefetch`, and let it decide when it has seen enough; if it shrank, memory is due to go."""
+        arrived, prefetch, upcoming = self.answers.accepted, self.prefetch, self.upcoming
+        left, self._ready_to = max(0, self._ready_to - upcoming.head), upcoming.ready_to(self._ready_to)
+        is_full = not self.tickets.unasked and upcoming.end - upcoming.head >= prefetch.size
+        before = prefetch.size
+        if prefetch.see(arrived, left, now_s, is_full=is_full):
+            prefetch.decide(arrived, self.wants.could_serve(), now_s)
+        if prefetch.size < before:
+            self._drop_s = now_s + _DROP_S
 
     def take(self, event: e.Event, now_s: float) -> None:
         """Handle an event that concerns the stream or its workers; raise AssertionError for any other event.

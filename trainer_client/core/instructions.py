@@ -24,6 +24,7 @@ __all__ = [
     "AnswerSums",
     "Check",
     "Close",
+    "DropSlots",
     "EndReading",
     "Fail",
     "Greet",
@@ -146,6 +147,13 @@ class MakeSlots:
 
     spec: StreamSpec
     slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSlots:
+    """Give the memory of these free slots back to the system; they may be lent again all the same."""
+
+    slots: tuple[int, ...]
 
 
 # --- workers ---
@@ -295,6 +303,7 @@ Instruction = (
     | AnswerQuestion
     | AnswerResults
     | MakeSlots
+    | DropSlots
     | Open
     | Close
     | Renew

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from trainer_client.core.stream_spec import StreamSpec
     from trainer_client.core.upcoming import Ranks
 
-__all__ = ["CoreSettings", "slots_for"]
+__all__ = ["CoreSettings", "SlotNumbers", "slots_for"]
 
 #: Batches asked for ahead: one being built, some on their way, the rest to even out slow ones.
 _USUAL_PREFETCH = 8
+
+#: How many times the start more may be asked for, and how many a feed grows to at most.
+_MOST_GROWTH = 8
+_MOST_GROWN = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,7 @@ class CoreSettings:
     epochs: int | None = None
     #: Version of the elastic world that assigned the ranks; None if they are fixed.
     world_version: int | None = None
-    #: Batches to prefetch for each replica; None: as many as suit the size of batches.
+    #: Batches to prefetch for each replica at the start; None: as many as suit the size of batches.
     prefetch: int | None = None
     prefetch_bytes: int = 2**30
     shared_memory: bool = True
@@ -51,17 +55,35 @@ class CoreSettings:
         return self.work == VERIFY
 
 
-def slots_for(settings: CoreSettings, spec: StreamSpec) -> tuple[int, int]:
-    """Return how many ordinary slots to make, and how many batches to prefetch, within `prefetch_bytes`.
+@dataclass(frozen=True, slots=True)
+class SlotNumbers:
+    """How many ordinary slots to make, and how many batches to ask for ahead: at the start, and at the most.
+
+    `hands` are the slots in addition to the batches asked for ahead.
+    """
+
+    slots: int
+    start: int
+    most: int
+    hands: int
+
+
+def slots_for(settings: CoreSettings, spec: StreamSpec) -> SlotNumbers:
+    """Return the numbers of slots and of batches to ask for ahead, within `prefetch_bytes`.
 
     There are always at least two slots and a prefetch of one, whatever their size. The setting `prefetch` counts for
-    each replica; without it, the number suits the size of batches. A verifier always wants VERIFY_WANTS batches.
+    each replica; without it, the start suits the size of batches. It may grow to eight times the start, as far as slots
+    for that are affordable. A verifier always wants VERIFY_WANTS batches, and where batches are made whole, one worker
+    makes those of a shard in their order: neither grows.
     """
     replicas = settings.ranks.replicas
     wanted = (settings.prefetch or max(_USUAL_PREFETCH, 2 * spec.at_a_time)) * replicas
     if settings.verifies:
         wanted = VERIFY_WANTS
+    grows = not (settings.verifies or spec.producers)
+    most = max(wanted, min(_MOST_GROWTH * wanted, _MOST_GROWN)) if grows else wanted
     hands = 4 * replicas + 2  # slots that a consumer and TensorFlow's own prefetching hold at a time, as measured
     affordable = settings.prefetch_bytes // max(spec.largest_bytes(), 1) - 1  # the reserve slot takes one
-    slots = max(2, min(wanted + hands, affordable))
-    return slots, max(1, min(wanted, slots - 1))
+    slots = max(2, min(most + hands, affordable))
+    start = max(1, min(wanted, slots - 1))
+    return SlotNumbers(slots, start, max(start, min(most, slots - hands)), hands)

@@ -70,6 +70,12 @@ class SlotStates:
         self._generations[slot] += 1
         return Ticket(slot, self._generations[slot])
 
+    def superfluous(self, most: int) -> tuple[int, ...]:
+        """Return the free ordinary slots that stay unused if no more than `most` are in use at a time; maybe none."""
+        # The slots freed last are lent first, so those at the bottom of the stack are the ones to give up.
+        in_use = self.slots - len(self._free)
+        return tuple(self._free[: max(0, len(self._free) - max(0, most - in_use))])
+
     def offer(self, ticket: Ticket) -> None:
         """Offer the slot to consumers: its batch has arrived.
 

@@ -282,6 +282,13 @@ class Upcoming:
             del self.entries[seq]
         self.head = max(self.head, head)
 
+    def ready_to(self, known: int) -> int:
+        """Return the first number from the head on whose batch has not arrived; all before `known` count as arrived."""
+        seq = max(self.head, known)
+        while (entry := self.entries.get(seq)) is not None and entry.ready:
+            seq += 1
+        return seq
+
     def leads_on(self, start: Position, taken: int) -> bool:
         """Return whether the upcoming batches are exactly those of a reader that begins at `start`.
 

@@ -423,6 +423,10 @@ class Receiver:
         if self.settings.core.shared_memory and not self.memory.shareable:
             self.log.warning("batches come by TCP", reason=self.memory.why_not_shared)
 
+    def _drop_slots(self, order: i.DropSlots) -> None:
+        for slot in order.slots:
+            self.memory.drop(slot)
+
     def _flush_offers(self) -> None:
         if self._offers:
             self.outbox.offer(self._offers)
@@ -434,6 +438,7 @@ class Receiver:
         i.AnswerAttach: _answer_attach,
         i.StandStill: _stand_still,
         i.MakeSlots: _make_slots,
+        i.DropSlots: _drop_slots,
     }
     _worker_orders: ClassVar[dict[type, Callable[..., Iterator[e.Event]]]] = {
         i.Open: WorkerConnections.open,

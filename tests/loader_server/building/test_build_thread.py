@@ -11,6 +11,7 @@ import pytest
 from loader_server.building.crash_trial import Conviction
 from shared.errors import MachineError, ReadError
 from shared.wire.sealing import Sealer
+from shared.stations.service_times import READ_AT_A_TIME
 from tests.support.in_memory import GatheringSource, MemorySource
 from tests.support.loaders import wait_until
 
@@ -280,6 +281,25 @@ def test_it_is_busy_while_it_has_a_build_in_hand_and_idle_while_it_waits_for_one
     wait_until(lambda: made.thread.outcomes and made.thread._idle[1] is not None, "it waits again")
     moved_s[0] = 15.0
     assert 5 <= made.thread.busy_s() - before_s < 11
+
+
+def test_it_is_given_enough_for_all_readers_while_reads_are_slow(bench: Callable[..., Bench]) -> None:
+    """Six reads for four readers; with the builds that are read it has no more than ten in all."""
+    gate = threading.Event()
+    made = bench(MemorySource(on_read=dict.fromkeys(range(200), lambda: gate.wait(60))))
+    made.thread.submit(made.build(0))
+    wait_until(lambda: made.thread._awaited[1] is not None and made.thread._readers.unread, "it waits for a read")
+    given = 1
+    while made.thread.has_room:
+        made.thread.submit(made.build(given % 2))
+        given += 1
+    assert given == READ_AT_A_TIME + 2 == made.thread._readers.unread
+    gate.set()
+    wait_until(lambda: len(made.thread.outcomes) == given, "all are built")
+    assert made.thread._readers.unread == 0
+    assert not made.thread.has_room, "outcomes that nobody has taken count, as before"
+    made.thread.take_outcomes()
+    assert made.thread.has_room
 
 
 def test_reads_begin_while_an_earlier_one_is_waited_for(bench: Callable[..., Bench]) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.stations.closed_loop import READ_AT_A_TIME, TrainerTimes, WorkerTimes, play
+from shared.stations.closed_loop import TrainerTimes, WorkerTimes, play
+from shared.stations.service_times import READ_AT_A_TIME
 
 QUICK = TrainerTimes(step_s=0.001, window=8)
 

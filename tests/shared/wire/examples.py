@@ -290,6 +290,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         reason="clips/00041.wav: undecodable: no audio",
         reasons=(("undecodable", 1),),
         build_us=45_000,
+        read_us=12_000,
         held_us=60_000,
         waiting=9,
     ),

@@ -56,6 +56,14 @@ class Checks:
         if writers:
             raise Broken(f"S3: {trainer} lends {want.ticket} while {writers} can still be written")
 
+    def on_drop(self, trainer: Trainer, slot: int) -> None:
+        """The memory of a slot is given back."""
+        assert trainer.core.stream is not None
+        assert trainer.memory is not None
+        writers, state = trainer.memory.writers.get(slot), trainer.core.stream.slots.state(slot)
+        if writers or state is not SlotState.FREE:
+            raise Broken(f"S3: {trainer} drops slot {slot}, which is {state.value}, {writers}")
+
     def on_accepted(self, worker: Worker, want: m.Want) -> None:
         """A worker may write in place from now on."""
         self._require_lent(worker, want, "accepts")

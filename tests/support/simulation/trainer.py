@@ -249,6 +249,12 @@ class Trainer(Process):
         self._spec = order.spec
         self.memory = self.world.memories[self.incarnation] = Memory(order.slots)
 
+    def _drop_slots(self, order: i.DropSlots, _events: list[e.Event]) -> None:
+        assert self.memory is not None
+        for slot in order.slots:
+            self.world.checks.on_drop(self, slot)
+            self.memory.slots[slot][:] = [None] * len(self.memory.slots[slot])
+
     def _offer(self, order: i.Offer, _events: list[e.Event]) -> None:
         self.world.checks.on_offer(self, order)
         self._offers.append(order)
@@ -378,6 +384,7 @@ class Trainer(Process):
         i.AnswerState: _answer_state,
         i.AnswerQuestion: _answer_question,
         i.MakeSlots: _make_slots,
+        i.DropSlots: _drop_slots,
         i.Offer: _offer,
         i.Serve: _serve,
         i.Restart: _restart,

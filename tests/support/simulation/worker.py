@@ -421,6 +421,7 @@ class Worker(Process):
             reason="",
             reasons=(),
             build_us=1,
+            read_us=0,
             held_us=1,
             waiting=0,
         )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.support.slowed.situations import Setup
     from tests.support.slowed.trainers import SlowedTrainers
 
-__all__ = ["SlowedJob", "slowed_job"]
+__all__ = ["SlowedJob", "job_text", "slowed_job"]
 
 _JOB = """
 [job]
@@ -170,7 +170,7 @@ def slowed_job(folder: Path, setup: Setup) -> Iterator[SlowedJob]:
     write_delays(delays, {})
     with contextlib.ExitStack() as stack:
         job = folder / "job.toml"
-        job.write_text(_job_file(folder, setup, delays, stack))
+        job.write_text(job_text(folder, setup, delays, stack))
         os.environ[FILE] = str(delays)
         loaders = stack.enter_context(running(job, workers=setup.workers))
         write_delays(delays, _delays(setup, during=False))
@@ -179,6 +179,7 @@ def slowed_job(folder: Path, setup: Setup) -> Iterator[SlowedJob]:
             delays=delays,
             ranks=setup.ranks,
             prefetch=setup.prefetch,
+            prefetch_bytes=setup.prefetch_bytes,
             in_slots=setup.in_slots,
             tells=setup.tells,
         )
@@ -188,7 +189,7 @@ def slowed_job(folder: Path, setup: Setup) -> Iterator[SlowedJob]:
         yield slowed
 
 
-def _job_file(folder: Path, setup: Setup, delays: Path, stack: contextlib.ExitStack) -> str:
+def job_text(folder: Path, setup: Setup, delays: Path, stack: contextlib.ExitStack) -> str:
     """Return the job file; a store that it needs is there until the stack is closed."""
     if setup.source != "store":
         source, budget = _SOURCES[setup.source], f"{STEPS * setup.rows} steps"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from shared.stations.service_times import READ_AT_A_TIME
 from tests.support.slowed.parts import BANDS, STEPS
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ __all__ = ["SITUATIONS", "Setup", "draw"]
 
 #: What the slowed connection carries.
 WIRE_BITS_S = 60e6
-
-#: Wants that a worker reads at a time.
-_READ_AT_A_TIME = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +43,16 @@ class Setup:
     in_slots: bool = True
     collective: bool = False
     tells: bool = False
+    #: Whether trainers have memory for their window only, so that it cannot grow.
+    is_pinned: bool = False
+
+
+    @property
+    def prefetch_bytes(self) -> int:
+        """Return the memory for batches that a trainer has."""
+        batch_bytes = self.rows * (STEPS * BANDS * 4 + 20)
+        # Beside its window a feed has seven slots: six for hands, and a reserve.
+        return int((self.prefetch + 7.5) * batch_bytes) if self.is_pinned else 2**30
 
 
 def _drawn(random: Random, *, workers: tuple[int, ...] = (1, 2, 3)) -> dict[str, Any]:
@@ -71,7 +79,7 @@ def _slow_read(random: Random) -> Setup:
     drawn = _drawn(random, workers=(1, 2))
     # With a smaller window not all readers have something to do, and the window is the limit.
     drawn["prefetch"] = 12 * drawn["workers"]
-    slow_s = _slower(random) * drawn["step_s"] * drawn["workers"] * _READ_AT_A_TIME
+    slow_s = _slower(random) * drawn["step_s"] * drawn["workers"] * READ_AT_A_TIME
     return Setup(right=("reads",), during={"read_s": slow_s}, **drawn)
 
 
@@ -79,8 +87,8 @@ def _small_window(random: Random) -> Setup:
     drawn = _drawn(random)
     # Of each worker's four readers three have something to do, and a window twice as large keeps all of them busy.
     drawn["workers"], drawn["prefetch"] = 3, 9
-    slow_s = _slower(random) * drawn["step_s"] * drawn["workers"] * _READ_AT_A_TIME
-    return Setup(right=("window", "reads"), during={"read_s": slow_s}, **drawn)
+    slow_s = _slower(random) * drawn["step_s"] * drawn["workers"] * READ_AT_A_TIME
+    return Setup(right=("window", "reads"), during={"read_s": slow_s}, is_pinned=True, **drawn)
 
 
 def _slow_store(random: Random) -> Setup:
@@ -88,7 +96,7 @@ def _slow_store(random: Random) -> Setup:
     drawn["prefetch"] = 12 * drawn["workers"]
     # Each sample is a request, and the store is Python: more of them would make it slow before the trouble.
     drawn["rows"], drawn["step_s"] = 4, 2 * drawn["step_s"]
-    slow_s = _slower(random) * drawn["step_s"] * drawn["workers"] * _READ_AT_A_TIME
+    slow_s = _slower(random) * drawn["step_s"] * drawn["workers"] * READ_AT_A_TIME
     return Setup(right=("reads",), source="store", during={"store_s": slow_s}, **drawn)
 
 

@@ -42,6 +42,7 @@ class TrainerSettings:
     delays: Path
     ranks: int
     prefetch: int
+    prefetch_bytes: int
     in_slots: bool
     tells: bool
 
@@ -78,6 +79,7 @@ def _train(settings: TrainerSettings, rank: int, barrier: Barrier | None, count:
         rank=rank,
         world=settings.ranks,
         prefetch=settings.prefetch,
+        prefetch_bytes=settings.prefetch_bytes,
         shared_memory=settings.in_slots,
     ) as feed:
         while True:

@@ -80,7 +80,7 @@ def welcome(connection_id: int, worker: int, *, shared: bool, locked: bool = Tru
 def pushed(want: m.Want) -> m.Pushed:
     return m.Pushed(
         ticket=want.ticket, epoch=want.epoch, number=want.number, empty=want.empty, in_slot=want.in_slot, shape=SHAPE,
-        nbytes=64, digest=0, rows=2, masked=0, reason="", reasons=(), build_us=1, held_us=1, waiting=0,
+        nbytes=64, digest=0, rows=2, masked=0, reason="", reasons=(), build_us=1, read_us=0, held_us=1, waiting=0,
     )  # fmt: skip
 
 

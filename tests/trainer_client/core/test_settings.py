@@ -6,33 +6,45 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer_client.core.settings import CoreSettings, slots_for
+from trainer_client.core.settings import CoreSettings, SlotNumbers, slots_for
 from trainer_client.core.upcoming import Ranks
 
 MB = 2**20
 
 
-def slots(nbytes, *, replicas=1, at_a_time=1, **how):
+def numbers(nbytes, *, replicas=1, at_a_time=1, producers=0, **how):
     ranks = Ranks(rank=0, replicas=replicas, world=replicas)
     settings = CoreSettings(job="j", stream="s", ranks=ranks, incarnation=1, name="t", boot_id="", **how)
-    return slots_for(settings, SimpleNamespace(largest_bytes=lambda: nbytes, at_a_time=at_a_time))
+    return slots_for(
+        settings, SimpleNamespace(largest_bytes=lambda: nbytes, at_a_time=at_a_time, producers=producers)
+    )
 
 
-@pytest.mark.parametrize(("at_a_time", "prefetch"), [(1, 8), (4, 8), (16, 32)])
-def test_what_enters_several_at_a_time_is_asked_for_further_ahead(at_a_time, prefetch):
-    assert slots(1, at_a_time=at_a_time) == (prefetch + 6, prefetch)
+@pytest.mark.parametrize(("at_a_time", "start"), [(1, 8), (4, 8), (16, 32)])
+def test_what_enters_several_at_a_time_is_asked_for_further_ahead(at_a_time, start):
+    assert numbers(1, at_a_time=at_a_time) == SlotNumbers(8 * start + 6, start, 8 * start, 6)
 
 
-def test_each_replica_has_its_own_and_what_is_said_counts():
-    assert slots(MB, replicas=2) == (16 + 10, 16)
-    assert slots(1, prefetch=3) == (9, 3)
+def test_each_replica_has_its_own_and_a_given_start_counts():
+    assert numbers(MB, replicas=2) == SlotNumbers(128 + 10, 16, 128, 10)
+    assert numbers(1, prefetch=3) == SlotNumbers(24 + 6, 3, 24, 6)
+
+
+def test_a_large_start_grows_less_and_is_never_cut_by_the_bound_of_growth():
+    assert numbers(1, prefetch=200) == SlotNumbers(1024 + 6, 200, 1024, 6)
+    assert numbers(1, prefetch=1024, replicas=2) == SlotNumbers(2048 + 10, 2048, 2048, 10)
 
 
 def test_no_more_slots_than_memory_affords():
-    assert slots(10 * MB, prefetch_bytes=60 * MB) == (5, 4)
-    assert slots(10 * MB, prefetch_bytes=1) == (2, 1)
+    assert numbers(10 * MB, prefetch_bytes=60 * MB) == SlotNumbers(5, 4, 4, 6)
+    assert numbers(10 * MB, prefetch_bytes=1) == SlotNumbers(2, 1, 1, 6)
+    assert numbers(10 * MB, prefetch_bytes=310 * MB) == SlotNumbers(30, 8, 24, 6)
 
 
 @pytest.mark.parametrize("replicas", [1, 4])
-def test_a_verifier_has_two_wants_open_whatever_is_said(replicas):
-    assert slots(1, replicas=replicas, at_a_time=16, prefetch=9, work="verify") == (2 + 4 * replicas + 2, 2)
+def test_a_verifier_has_two_wants_open_whatever_is_given(replicas):
+    assert numbers(1, replicas=replicas, at_a_time=16, prefetch=9, work="verify") == SlotNumbers(4 * replicas + 4, 2, 2, 4 * replicas + 2)
+
+
+def test_where_batches_are_made_whole_it_does_not_grow():
+    assert numbers(1, producers=4) == SlotNumbers(14, 8, 8, 6)

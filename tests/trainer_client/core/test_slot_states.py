@@ -121,3 +121,17 @@ class Lending(RuleBasedStateMachine):
 
 
 TestLending = Lending.TestCase
+
+
+def test_superfluous_are_the_free_ones_that_are_lent_last():
+    slots = SlotStates(6)
+    first, second = slots.lend(), slots.lend()
+    assert slots.superfluous(2) == (5, 4, 3, 2)
+    assert slots.superfluous(4) == (5, 4)
+    assert slots.superfluous(1) == (5, 4, 3, 2), "those in use are kept"
+    slots.release(first)
+    assert slots.superfluous(3) == (5, 4, 3)
+    assert slots.superfluous(9) == ()
+    slots.release(second)
+    assert [slots.lend().slot for _ in range(3)] == [second.slot, first.slot, 2]
+    assert slots.superfluous(3) == (5, 4, 3)

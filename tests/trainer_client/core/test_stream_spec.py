@@ -45,7 +45,7 @@ def pushed(shape: WireShape = SHAPES[0], **other) -> m.Pushed:
     said = {
         "ticket": Ticket(0, 1), "epoch": 2, "number": 5, "empty": False, "in_slot": False, "shape": shape,
         "digest": 0, "nbytes": layout.nbytes, "rows": 3, "masked": 0, "waiting": 0, "reason": "",
-        "reasons": (), "build_us": 9, "held_us": 9,
+        "reasons": (), "build_us": 9, "read_us": 0, "held_us": 9,
     }  # fmt: skip
     return m.Pushed(**{**said, **other})
 

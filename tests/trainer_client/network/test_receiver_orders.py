@@ -33,7 +33,7 @@ def receiver():
 def offer(seq: int, slot: int) -> i.Offer:
     header = m.Pushed(
         ticket=Ticket(slot, 1), epoch=0, number=seq, empty=False, in_slot=True, shape=WireShape(2, ()), nbytes=64,
-        digest=0, rows=2, masked=0, reason="", reasons=(), build_us=1, held_us=1, waiting=0,
+        digest=0, rows=2, masked=0, reason="", reasons=(), build_us=1, read_us=0, held_us=1, waiting=0,
     )  # fmt: skip
     return i.Offer(seq, slot, UpcomingBatch(START, 0, 0, seq, empty=False), header)
 

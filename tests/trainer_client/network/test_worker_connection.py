@@ -22,7 +22,7 @@ DATA = np.arange(128, dtype=np.uint8)
 LAYOUT = Layout((Tensor("audio", "float32", (32,), 0, 128),), 128)
 PUSHED = m.Pushed(
     ticket=Ticket(0, 1), epoch=0, number=3, empty=False, in_slot=False, shape=WireShape(2, (("audio", 8),)),
-    nbytes=128, digest=0, rows=2, masked=0, reason="", reasons=(), build_us=1, held_us=1, waiting=0,
+    nbytes=128, digest=0, rows=2, masked=0, reason="", reasons=(), build_us=1, read_us=0, held_us=1, waiting=0,
 )  # fmt: skip
 
 

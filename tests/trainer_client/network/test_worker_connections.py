@@ -32,7 +32,7 @@ SPEC = StreamSpec.of(attached())
 PAYLOAD = np.arange(NBYTES, dtype=np.uint64).astype(np.uint8)
 HEADER = m.Pushed(
     ticket=Ticket(1, 1), epoch=0, number=3, empty=False, in_slot=False, shape=SHAPE, nbytes=NBYTES,
-    digest=digest64(PAYLOAD.data), rows=2, masked=0, reason="", reasons=(), build_us=1, held_us=1, waiting=0,
+    digest=digest64(PAYLOAD.data), rows=2, masked=0, reason="", reasons=(), build_us=1, read_us=0, held_us=1, waiting=0,
 )  # fmt: skip
 LINK = 5
 BLANK = "tcp://a b:1"

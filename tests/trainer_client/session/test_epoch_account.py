@@ -38,6 +38,7 @@ def _header(**more: Any) -> Pushed:
         "rows": 2,
         "masked": 1,
         "build_us": 30_000,
+        "read_us": 0,
         "held_us": 40_000,
         "waiting": 0,
         "reason": "",

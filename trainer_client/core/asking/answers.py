@@ -60,6 +60,8 @@ class Answers:
     ) -> None:
         #: How long an answer usually takes: a moving average.
         self.usual_answer_s = 0.0
+        #: How many batches have arrived and count.
+        self.accepted = 0
         #: How many answers came too late, or for a ticket that is not open.
         self.stale = 0
         #: How many answers were not the requested batch, or had wrong bytes.
@@ -144,12 +146,15 @@ class Answers:
         ticket = header.ticket
         entry = self._upcoming.entries[worker.asks[ticket].seq]
         entry.arrive(header, ticket.slot)
+        self.accepted += 1
         self._slots.offer(ticket)
         ask, _ = self._tickets.close(worker, ticket)
         # An exponential average: one slow answer moves it little, a slow fleet within about ten answers.
         answer_s = now_s - ask.sent_s
         self.usual_answer_s += 0.1 * (answer_s - self.usual_answer_s) if self.usual_answer_s else answer_s
-        worker.serve(worker.in_hand_s(ask, now_s), now_s)
+        worker.note_times(header.read_us / 1e6, header.build_us / 1e6)
+        held_s = header.held_us / 1e6
+        worker.serve(worker.in_hand_s(ask, now_s), now_s, held_s=held_s, waiting=header.waiting)
         self._count_rows(entry, header)
         self._out.append(i.Offer(ask.seq, ticket.slot, entry.batch, header, worker.name))
         # Others that hold a ticket for it still have to answer: one may be writing into its slot at this moment.
@@ -188,7 +193,7 @@ class Answers:
         ask, entry = self._tickets.free(worker, ticket)
         in_hand_s = worker.in_hand_s(ask, now_s)
         # Only the oldest want is certain to have been in hand; the others may have been waiting behind it.
-        if in_hand_s > worker.service_s and oldest:
+        if in_hand_s > worker.at_a_time * worker.service_s and oldest:
             worker.serve(in_hand_s, now_s)  # no batch came, but the worker had this in hand for at least that long
         if unbuilt is not None:
             self._take_in(worker, entry, unbuilt, now_s)

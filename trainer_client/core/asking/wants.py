@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from shared.hashing import key_of
 from shared.wire import messages as m
 from trainer_client.core import instructions as i
-from trainer_client.core.workers.known_workers import KnownWorker, least_busy, longest_waiting, usual_pace_s
+from trainer_client.core.workers.known_workers import QUICKEST_S, KnownWorker, least_busy, longest_waiting, usual_pace_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from shared.errors import StokerError
     from shared.wire.message_parts import Ticket
     from trainer_client.core.asking.answers import Answers
+    from trainer_client.core.asking.prefetch import Prefetch
     from trainer_client.core.settings import CoreSettings
     from trainer_client.core.slot_states import SlotStates
     from trainer_client.core.stream_spec import StreamSpec
@@ -53,7 +54,7 @@ class Wants:
         self,
         settings: CoreSettings,
         spec: StreamSpec,
-        prefetch: int,
+        prefetch: Prefetch,
         upcoming: Upcoming,
         slots: SlotStates,
         workers: dict[int, KnownWorker],
@@ -61,7 +62,6 @@ class Wants:
         answers: Answers,
         out: list[i.Instruction],
     ) -> None:
-        self.prefetch = prefetch
         #: Whether a batch could not be asked for because no slot was free.
         self.short_of_slots = False
         #: How many wants were sent; how many of them because a worker died, was silent or refused, or as a hedge; and
@@ -71,6 +71,7 @@ class Wants:
         self.retracted = 0
         self._settings = settings
         self._spec = spec
+        self._prefetch = prefetch
         self._upcoming = upcoming
         self._slots = slots
         self._workers = workers
@@ -83,10 +84,24 @@ class Wants:
         #: Batches that are being taken back, before we know whether a consumer was faster.
         self._retracting: set[int] = set()
 
+    def at_work(self) -> float:
+        """Return how many wants the workers that may be asked work on at a time, as of the last survey."""
+        return sum(worker.at_work for worker in self._live)
+
     @property
-    def workers(self) -> int:
-        """Return how many workers may be asked, as of the last survey; busy ones count."""
-        return len(self._live)
+    def prefetch(self) -> int:
+        """Return how many batches are asked for ahead at the moment."""
+        return self._prefetch.size
+
+    def could_serve(self) -> float:
+        """Return how many batches a second the workers that may be asked could serve us; 0 if no pace is known."""
+        paces_s = [worker.worked_s for worker in self._live]
+        known_s = [pace_s for pace_s in paces_s if pace_s]
+        if not known_s:
+            return 0.0
+        # A worker that was not asked for anything yet is taken for a usual one.
+        usual_s = sum(known_s) / len(known_s)
+        return sum(1 / max(pace_s or usual_s, QUICKEST_S) for pace_s in paces_s)
 
     def somebody_can(self, refused: Mapping[int, StokerError]) -> bool:
         """Return whether some worker has not refused the batch (`refused`), was heard lately and takes wants.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shared.wire.message_parts import Lease
+    from trainer_client.core.asking.prefetch import Prefetch
     from trainer_client.core.events import LeaseSettled
     from trainer_client.core.leasing.known_book import KnownBook
     from trainer_client.core.settings import CoreSettings
@@ -110,7 +111,7 @@ class HeldLeases:
         self,
         settings: CoreSettings,
         attached: m.Attached,
-        prefetch: int,
+        prefetch: Prefetch,
         upcoming: LeasedUpcoming,
         *,
         book: KnownBook,
@@ -349,7 +350,7 @@ class HeldLeases:
         if self._reader is None or self._lost or self._drains or self._before() <= self._unsettled:
             return len(self._held)
         # Batches in the consumer's hands do not count as prefetched.
-        return min(MOST_LEASES, self._prefetch + sum(lease in self._held for lease in self._upcoming.taken))
+        return min(MOST_LEASES, self._prefetch.size + sum(lease in self._held for lease in self._upcoming.taken))
 
     def _before(self) -> int:
         """Return the first epoch from which no leases are wanted; 0 before the first reader.

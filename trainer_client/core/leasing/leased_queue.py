@@ -19,6 +19,7 @@ from trainer_client.core.leasing.known_book import KnownBook, LeaseWait
 
 if TYPE_CHECKING:
     from shared.wire.message_parts import Lease
+    from trainer_client.core.asking.prefetch import Prefetch
     from trainer_client.core.asking.wants import Wants
     from trainer_client.core.settings import CoreSettings
 
@@ -34,18 +35,19 @@ _PAUSE_S = 0.5
 class LeasedQueue:
     """The trainer's leases of batches, and of the work after training, with the messages about them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts that it works with
         self,
         settings: CoreSettings,
         attached: m.Attached,
         upcoming: LeasedUpcoming,
         wants: Wants,
+        prefetch: Prefetch,
         out: list[i.Instruction],
     ) -> None:
         self._upcoming = upcoming
         self._wants = wants
         self._book = KnownBook(attached.stream, attached.work or "", out)
-        self.leases = HeldLeases(settings, attached, wants.prefetch, upcoming, book=self._book, out=out)
+        self.leases = HeldLeases(settings, attached, prefetch, upcoming, book=self._book, out=out)
         self.end = EndLease(settings, attached, self._book, out)
 
     @property

@@ -1,14 +1,19 @@
 """The state of each worker (its incarnation, pace, silence and tickets), and the choice of one for a want.
 
-Rules: pure. A want goes to the worker that should finish it first. A worker's pace includes the time that its current
-want has taken so far; a worker without a known pace is assumed to be average. Ties are broken by an order that differs
-from trainer to trainer. Decisions about workers are made in `wants` and `connections`.
+Rules: pure. A want goes to the worker that should finish it first. A worker's pace is the time from one answer to the
+next when it has enough to do: with fewer wants than it works on at a time, which it tells with each batch, answers come
+at longer intervals, and those count for less. Otherwise a worker that got few wants would look slow and get fewer. The
+pace includes the time that the current want has taken beyond its usual time; a worker without a known pace is assumed
+to be average. Ties are broken by an order that differs from trainer to trainer. Decisions about workers are made in
+`wants` and `connections`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from shared.stations.service_times import wants_at_a_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,6 +25,13 @@ __all__ = ["QUICKEST_S", "Ask", "KnownWorker", "least_busy", "longest_waiting", 
 
 #: Paces below this count as equal: of two quick workers, the one with less to do is asked.
 QUICKEST_S = 0.001
+
+#: Weight of the latest answer in the moving averages.
+_NEWEST = 0.3
+#: Weight in that of what a worker could serve, which is compared with a rate: chance would look like idle workers.
+_NEWEST_WORKED = 0.1
+#: Reads that take longer are worth waking a thread for, so that a reader is not idle.
+_SLOW_READ_S = 0.005
 
 
 @dataclass(slots=True)
@@ -68,9 +80,17 @@ class KnownWorker:
     #: When it was last heard, and when it was last sent a Ping.
     heard_s: float
     pinged_s: float
-    #: Its usual time for one want (a moving average, 0 if unknown), and when its last answer came.
+    #: Its usual time from one answer to the next when it has enough to do (a moving average, 0 if unknown), and when
+    #: its last answer came.
     service_s: float = 0.0
     answered_s: float = 0.0
+    #: The part of that in which it held the want (a moving average, 0 if unknown): without the time on the way.
+    worked_s: float = 0.0
+    #: How long a want takes to read and to build there, as it tells (moving averages), and how many wants it therefore
+    #: works on at a time.
+    read_s: float = 0.0
+    build_s: float = 0.0
+    at_a_time: float = 1.0
     #: How long the way there and back takes for a short message.
     delay_s: float = 0.0
     #: Whether nothing was heard from it for too long, or its connection is gone.
@@ -166,9 +186,27 @@ class KnownWorker:
         """Return the seconds since the worker could have begun this want: since its sending, or the last answer."""
         return now_s - max(ask.sent_s, self.answered_s)
 
-    def serve(self, service_s: float, now_s: float) -> None:
-        """Note that an answer came, after `service_s` in hand: update the moving average of its pace."""
-        self.service_s += 0.3 * (service_s - self.service_s) if self.service_s else service_s
+    def note_times(self, read_s: float, build_s: float) -> None:
+        """Note how long it says that a batch took to read and to build, so that it is known what it does at a time."""
+        newest = _NEWEST if self.build_s else 1.0
+        self.read_s += newest * (read_s - self.read_s)
+        self.build_s += newest * (build_s - self.build_s)
+        self.at_a_time = wants_at_a_time(self.read_s, self.build_s)
+
+    def serve(self, in_hand_s: float, now_s: float, *, held_s: float | None = None, waiting: int = 0) -> None:
+        """Note that an answer came, after `in_hand_s`: update the moving averages of its pace.
+
+        The want must be closed already. `held_s` is how long the worker says that it had the want (None: as long), and
+        `waiting` how many wants of all trainers it has left.
+        """
+        # Of what is read at a time the first takes its full time, and the others follow at once: only over all of them
+        # the mean is a pace. With fewer wants than it could work on, it would have answered more in the same time.
+        enough = min(1.0, (1 + max(len(self.asks), waiting)) / self.at_a_time)
+        worked_s = in_hand_s if held_s is None else min(in_hand_s, held_s)
+        if not self.service_s:
+            self.service_s, self.worked_s = in_hand_s / self.at_a_time, worked_s / self.at_a_time
+        self.service_s += _NEWEST / self.at_a_time * (enough * in_hand_s - self.service_s)
+        self.worked_s += _NEWEST_WORKED / self.at_a_time * (enough * worked_s - self.worked_s)
         self.answered_s = now_s
 
     def is_in_doubt(self, since_s: float) -> bool:
@@ -176,15 +214,21 @@ class KnownWorker:
         return self.owes_list or self.heard_s <= since_s or any(ask.sent_s <= since_s for ask in self.asks.values())
 
     def pace_s(self, now_s: float) -> float:
-        """Return the seconds that it takes for a want, at least those that the oldest open one has taken so far.
+        """Return the seconds that it takes for a want, more if the oldest open one has taken longer than usual by now.
 
         It is never less than QUICKEST_S.
         """
         pace_s = max(self.service_s, QUICKEST_S)
         if self.asks:  # tickets are held in the order in which they were sent: the first is the oldest
             oldest = next(iter(self.asks.values()))
-            pace_s = max(pace_s, self.in_hand_s(oldest, now_s))
+            # All that it works on at a time may take this long before the first of them is done.
+            pace_s = max(pace_s, self.in_hand_s(oldest, now_s) - (self.at_a_time - 1) * self.service_s)
         return pace_s
+
+    @property
+    def at_work(self) -> float:
+        """Return how many wants it needs to be busy; 1 where reads are quick, as the next want is there in time."""
+        return self.at_a_time if self.read_s >= _SLOW_READ_S else 1.0
 
     @property
     def may_be_asked(self) -> bool:

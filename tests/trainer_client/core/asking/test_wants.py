@@ -150,7 +150,7 @@ class TestHead:
 
 class TestHedging:
     def slow_head(self, before=0):
-        lone = LoneCore(slots=20, prefetch=1)
+        lone = LoneCore(slots=7, prefetch=1)
         wants = lone.with_workers(2)
         for number in range(before):
             lone.tell(after_s=0.05)

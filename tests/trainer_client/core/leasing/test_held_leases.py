@@ -55,7 +55,7 @@ def take(lone, want):
 def pushed(want):
     return m.Pushed(
         ticket=want.ticket, epoch=want.epoch, number=want.number, empty=False, in_slot=True, shape=SHAPE,
-        nbytes=NBYTES, digest=0, rows=2, masked=0, reason="", reasons=(), build_us=0, held_us=0, waiting=0,
+        nbytes=NBYTES, digest=0, rows=2, masked=0, reason="", reasons=(), build_us=0, read_us=0, held_us=0, waiting=0,
     )  # fmt: skip
 
 

@@ -94,6 +94,74 @@ def test_the_oldest_want_in_hand_slows_its_pace():
     assert one.pace_s(10.0) == 5.0
 
 
+READING = {"read_s": 0.4, "build_s": 0.1, "at_a_time": 5.0}
+
+
+def test_what_it_works_on_at_a_time_follows_from_the_times_that_it_tells():
+    one = worker()
+    assert one.at_a_time == 1
+    one.note_times(0.0, 0.1)
+    assert one.at_a_time == 1
+    one.note_times(0.4, 0.1)
+    assert one.read_s == pytest.approx(0.12)
+    for _ in range(30):
+        one.note_times(0.4, 0.1)
+    assert one.at_a_time == pytest.approx(5, rel=0.01)
+    one.note_times(4.0, 0.1)
+    assert one.at_a_time <= 5, "readers are the limit then"
+
+
+@pytest.mark.parametrize("wants", [1, 2, 5, 8])
+def test_its_pace_is_the_same_however_many_wants_it_has_at_a_time(wants):
+    """Five of them take 0.5 s together, and fewer take as long; then it is asked again."""
+    one = worker(**READING)
+    now_s, over_s = 0.0, 0.5 * max(1.0, wants / 5)
+    for _ in range(200):
+        one.asks = {Ticket(slot, 1): Ask(slot, in_slot=False, sent_s=now_s, after_ping=0) for slot in range(wants)}
+        now_s += over_s
+        for ticket in list(one.asks):
+            ask = one.close(ticket)
+            one.serve(one.in_hand_s(ask, now_s), now_s)
+    assert one.service_s == pytest.approx(0.1, rel=0.25)
+
+
+def test_wants_of_others_keep_it_busy_as_well():
+    alone, shared = worker(**READING), worker(**READING)
+    for step in range(100):
+        alone.serve(0.5, float(step), waiting=0)
+        shared.serve(0.5, float(step), waiting=9)
+    assert alone.service_s == pytest.approx(0.1)
+    assert shared.service_s == pytest.approx(0.5, rel=0.01)
+
+
+def test_time_on_the_way_counts_for_whom_to_ask_and_not_for_what_it_could_do():
+    far = worker()
+    for step in range(50):
+        far.serve(0.2, float(step), held_s=0.05)
+    assert far.service_s == pytest.approx(0.2)
+    assert far.worked_s == pytest.approx(0.05)
+    far.serve(0.1, 60.0, held_s=9.0)
+    assert far.worked_s < 0.06, "it cannot have worked on it for longer than we waited"
+
+
+def test_the_first_of_several_at_a_time_may_take_its_full_time():
+    one = worker(**READING, service_s=0.1)
+    one.asks = {Ticket(0, 1): Ask(0, in_slot=False, sent_s=0.0, after_ping=0)}
+    assert one.pace_s(0.5) == pytest.approx(0.1)
+    assert one.pace_s(0.8) == pytest.approx(0.4)
+
+
+def test_equal_workers_that_read_are_dealt_equal_numbers_of_wants():
+    first, second = worker(1, **READING, service_s=0.1), worker(2, **READING, service_s=0.11)
+    dealt = [0, 0]
+    for number in range(8):
+        number_asked = chosen(first, second, batch=entry(number))
+        dealt[number_asked - 1] += 1
+        asked = (first, second)[number_asked - 1]
+        asked.asks[Ticket(number, 1)] = Ask(number, in_slot=False, sent_s=0.0, after_ping=0)
+    assert dealt == [4, 4]
+
+
 def test_it_is_in_doubt_when_not_heard_or_slow_or_not_asked_for_its_tickets_yet():
     assert worker(heard_s=3.0).is_in_doubt(3.0)
     assert not worker(heard_s=3.1).is_in_doubt(3.0)
