@@ -77,7 +77,7 @@ def _padding(line: str) -> int:
 def test_a_job_there_and_here_gives_the_same_samples(page: str, tmp_path: Path) -> None:
     missing = [name for name in NEEDED[page] if find_spec(name) is None]
     if missing:
-        pytest.skip(f"{', '.join(missing)} not installed: pip install -e '.[bench]'")
+        pytest.skip(f"{', '.join(missing)} not installed: pip install -e '.[bench]' mosaicml-streaming")
     _files(page, tmp_path)
     _run(tmp_path, "make_data.py")
     there = _run(tmp_path, "there.py")
