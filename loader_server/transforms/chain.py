@@ -44,7 +44,7 @@ _HERE = FilePlaces()
 
 #: Version of the bytes, which all workers of a job must share: raise it whenever a built-in transform, or decoding,
 #: gives other bytes than before.
-BYTES_VERSION = 2
+BYTES_VERSION = 3
 
 _ARRAYS = (np.ndarray, np.generic)
 

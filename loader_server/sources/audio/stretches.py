@@ -1,7 +1,8 @@
 """Frames of a recording that make a sample: all of them, or a stretch that is given in seconds.
 
-Rules: frames are counted from the file's own header, never from what a manifest says about it; seconds are rounded to
-the nearest frame, halves up. A stretch may end up to half a second after its recording, as Kaldi allows, and is cut
+Rules: frames are counted from the file's own header, never from what a manifest says about it. A begin and a duration
+are rounded to the nearest frame, halves up; a begin and an end, as Kaldi's segments have them, are cut down to whole
+frames, as kaldiio does. A stretch may end up to half a second after its recording, as Kaldi allows, and is cut
 there; one that lies further outside, or holds nothing, is a bad row. Stretches may overlap.
 """
 
@@ -58,14 +59,15 @@ def channel_setting(which: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Stretch that a row asks for: begin and duration in seconds, and a channel.
+    """Stretch that a row asks for: begin and duration, or begin and end, in seconds, and a channel.
 
-    An infinite duration means the rest of the recording.
+    An infinite duration or end means the rest of the recording. The duration does not count if there is an end.
     """
 
     start_s: float = 0.0
     duration_s: float = math.inf
     channel: int = AVERAGED
+    end_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Headers:
         """
         if path not in self._known:
             # Bad files are remembered, too: a table may name one in thousands of rows.
-            self._known[path] = _header(path, self._files)
+            self._known[path] = self._look(path)
         header = self._known[path]
         if isinstance(header, BadRow):
             return BadRow(*where, header.reason, header.detail)
@@ -116,6 +118,10 @@ class Headers:
             if nbytes > self._largest:
                 return BadRow(*where, OVER_LARGEST, "expected {}, got {}".format(*size_texts(nbytes, self._largest)))
         return found
+
+    def _look(self, path: str) -> AudioHeader | BadRow:
+        """Return a recording's header, or a BadRow without a place; raise what `_header` raises."""
+        return _header(path, self._files)
 
 
 def _header(path: str, files: Files) -> AudioHeader | BadRow:
@@ -154,10 +160,9 @@ def _cut(header: AudioHeader, asked: Stretch, where: tuple[str, int]) -> AudioSt
             *where, "wrong_channel", f"expected a channel from 0 to {header.channels - 1}, got {asked.channel}"
         )
     length_s = header.frames / header.rate
-    duration_s = length_s - asked.start_s if math.isinf(asked.duration_s) else asked.duration_s
-    start, frames = _frame(asked.start_s, header), _frame(duration_s, header)
-    got = f"got one from {asked.start_s:g} s to {asked.start_s + duration_s:g} s"
-    if not 0 <= start < header.frames or asked.start_s + duration_s > length_s + _OVERSHOOT_S:
+    start, frames, end_s = _extent(header, asked, length_s)
+    got = f"got one from {asked.start_s:g} s to {end_s:g} s"
+    if not 0 <= start < header.frames or end_s > length_s + _OVERSHOOT_S:
         return BadRow(*where, "outside_recording", f"expected a part of a recording of {length_s:g} s, {got}")
     if frames <= 0:
         return BadRow(*where, "empty_stretch", f"expected an end after the beginning, {got}")
@@ -166,10 +171,23 @@ def _cut(header: AudioHeader, asked: Stretch, where: tuple[str, int]) -> AudioSt
     return AudioStretch(header, WHOLE_FILE if frames == header.frames else start, frames, asked.channel)
 
 
-def _frame(seconds: float, header: AudioHeader) -> int:
-    """Return the frame nearest to a time; a time that no recording has is cut to `_FAR_FRAMES`."""
+def _extent(header: AudioHeader, asked: Stretch, length_s: float) -> tuple[int, int, float]:
+    """Return the first frame of a stretch, its number of frames, and its end in seconds; nothing is cut yet."""
+    if asked.end_s is not None:
+        end_s = length_s if math.isinf(asked.end_s) else asked.end_s
+        # To the end of the recording is to its last frame, which seconds might miss by one.
+        stop = header.frames if math.isinf(asked.end_s) else _whole_frames(end_s * header.rate)
+        start = _whole_frames(asked.start_s * header.rate)
+        return start, stop - start, end_s
+    duration_s = length_s - asked.start_s if math.isinf(asked.duration_s) else asked.duration_s
+    start, frames = (_whole_frames(seconds * header.rate + 0.5) for seconds in (asked.start_s, duration_s))
+    return start, frames, asked.start_s + duration_s
+
+
+def _whole_frames(frames: float) -> int:
+    """Return the frames that are whole; a number that no recording has is cut to `_FAR_FRAMES`."""
     # Clamped first: seconds times rate may be infinite, which math.floor refuses.
-    return math.floor(max(-_FAR_FRAMES, min(seconds * header.rate + 0.5, _FAR_FRAMES)))
+    return math.floor(max(-_FAR_FRAMES, min(frames, _FAR_FRAMES)))
 
 
 def stretch_columns(stretches: Sequence[AudioStretch], *, plain: bool) -> dict[str, list[int]]:

@@ -7,7 +7,9 @@ lines that cannot be used, and lines of `text` without audio or features.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,7 +20,8 @@ from loader_server.sources.audio.recorded_source import ListedSource
 from loader_server.sources.audio.recordings import audio_field, common_rate
 from loader_server.sources.audio.stretches import AudioStretch, Headers, channel_setting, stretch_columns
 from loader_server.sources.files.same_files import list_facts
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.speech.kaldi_audio import ArchivedAudioHeaders, ArchivedRecordings, archived_columns
 from loader_server.sources.speech.kaldi_entries import KaldiUtterance, utterance_of
 from loader_server.sources.speech.kaldi_features import (
     ArchivedFeatures,
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
     from shared.wire.batch_layout import Field
 
 __all__ = ["KaldiPiece", "KaldiSettings", "KaldiSource"]
+
+#: What follows an archive in the name of a recording in it.
+_AT_PLACE = re.compile(r":\d+$")
 
 #: Good rows by number: the utterance as the tables give it, and its audio stretch or its matrix in an archive.
 _Rows: TypeAlias = dict[int, tuple[KaldiUtterance, Any]]
@@ -64,7 +70,8 @@ class KaldiPiece:
     """Consecutive rows of one folder.
 
     `start` is the number of the first row, counted over all folders. `tables` are the tables of the folder, first the
-    one whose lines are rows. `columns` is the width of all features, and `ranged` is set if any of them are ranges.
+    one whose lines are rows. `columns` is the width of all features. `placed` says that the index needs columns for
+    more than the file: some features are ranges, or some recordings lie in archives.
     """
 
     start: int
@@ -72,7 +79,7 @@ class KaldiPiece:
     tables: tuple[str, ...]
     rows: tuple[JoinedLine | BadRow, ...]
     columns: int
-    ranged: bool
+    placed: bool
 
 
 class KaldiSource(ListedSource):
@@ -87,7 +94,7 @@ class KaldiSource(ListedSource):
     beside_audio = ("speaker", TEXT)
     settings: KaldiSettings
 
-    #: Recordings, or in their place ArchivedFeatures, which are read and checked by the same methods.
+    #: Recordings, or ArchivedRecordings, or ArchivedFeatures, which are read and checked by the same methods.
     _recordings: Any
     _folders: tuple[KaldiFolder, ...] = ()
 
@@ -144,10 +151,10 @@ class KaldiSource(ListedSource):
         listed = [f"{folder.path}/{table}" for folder in folders for table in folder.tables]
         about: dict[str, Any] = {"first": [folder.tables[0] for folder in folders]}
         about |= {"columns": self._first_columns()} if self._features else {}
-        ranged = self._features and any(folder.has_ranges() for folder in folders)
+        placed = any(folder.has_ranges() if self._features else folder.has_places() for folder in folders)
         return Inventory(
             total=sum(folder.join() for folder in folders),
-            pieces=lambda rows: self._pieces(rows, about.get("columns", 0), ranged=ranged),
+            pieces=lambda rows: self._pieces(rows, about.get("columns", 0), placed=placed),
             origin=[list_facts(path, self.files, "table") for path in listed],
             about=about,
         )
@@ -158,7 +165,7 @@ class KaldiSource(ListedSource):
         Raise a DataError if a folder has no feats.scp, a ReadError if a store cannot be asked, or an OSError if an
         archive cannot be read. Other errors of `Files.open` and of `ArchiveHeaders.find` pass through.
         """
-        find = self._finder(None)
+        find = self._finder(None, archived=False)
         for path in self.settings.paths:
             with self.files.open(f"{path.rstrip('/')}/{FEATURES}") as file:
                 for number, line in enumerate(file):
@@ -168,14 +175,14 @@ class KaldiSource(ListedSource):
                         return place.header.columns
         return 0
 
-    def _pieces(self, rows: int, columns: int, *, ranged: bool) -> Iterator[KaldiPiece]:
+    def _pieces(self, rows: int, columns: int, *, placed: bool) -> Iterator[KaldiPiece]:
         """Yield the rows of all folders in pieces of at most `rows` rows."""
         start = 0
         for number, folder in enumerate(self._folders):
             left = folder.rows()
             while some := tuple(islice(left, rows)):
                 yield KaldiPiece(
-                    start=start, folder=number, tables=folder.tables, rows=some, columns=columns, ranged=ranged
+                    start=start, folder=number, tables=folder.tables, rows=some, columns=columns, placed=placed
                 )
                 start += len(some)
 
@@ -186,7 +193,7 @@ class KaldiSource(ListedSource):
         OSError if an archive of features cannot be read. Other errors of reading headers pass, such as a SettingsError
         if a store's library is missing.
         """
-        find = self._finder(piece.columns)
+        find = self._finder(piece.columns, archived=piece.placed)
         where = self._where(piece.folder, piece.tables[0])
         good, bad = _Rows(), dict[int, BadRow]()
         for number, row in enumerate(piece.rows, piece.start):
@@ -199,16 +206,20 @@ class KaldiSource(ListedSource):
         return self._found(piece, good, bad)
 
     def _finder(
-        self, columns: int | None
+        self, columns: int | None, *, archived: bool
     ) -> Callable[[KaldiUtterance, tuple[str, int]], AudioStretch | ArchivePlace | BadRow]:
         """Return a function that finds the stretch or matrix of an utterance, or a BadRow.
 
-        Features of another width than `columns` are bad; None allows any. The function raises what `Headers.find` or
-        `ArchiveHeaders.find` does: a ReadError if a remote file cannot be fetched, or an OSError if an archive of
-        features cannot be read.
+        `archived` says that recordings may lie in archives. Features of another width than `columns` are bad; None
+        allows any. The function raises what `Headers.find` or `ArchiveHeaders.find` does: a ReadError if a remote file
+        cannot be fetched, or an OSError if an archive cannot be read.
         """
         if not self._features:
-            headers = Headers(self.files, self.settings.channel, self.of_job.largest_indexed)
+            channel, largest = self.settings.channel, self.of_job.largest_indexed
+            if archived:  # archives are read by their names in the table, relative to the job file
+                inside = ArchivedAudioHeaders(self.files, channel, largest)
+                return lambda utterance, where: inside.find(self._below_root(utterance.path), utterance.stretch, where)
+            headers = Headers(self.files, channel, largest)
             return lambda utterance, where: headers.find(self._from_base(utterance.path), utterance.stretch, where)
         archives = ArchiveHeaders(self.files)
 
@@ -234,9 +245,9 @@ class KaldiSource(ListedSource):
         strings = {name: list(map(attrgetter(name), utterances)) for name in names}
         numbers = {"folder": [piece.folder] * len(good), "line": list(map(attrgetter("line"), utterances))}
         if self._features:
-            numbers |= feature_columns(places, ranged=piece.ranged)
+            numbers |= feature_columns(places, ranged=piece.placed)
         else:
-            numbers |= stretch_columns(places, plain=False)
+            numbers |= archived_columns(places) if piece.placed else stretch_columns(places, plain=False)
         numbers |= {"length_text": list(map(len, strings[TEXT]))} if TEXT in strings else {}
         return Found(rows=list(good), numbers=numbers, strings=strings, bad=bad)
 
@@ -259,6 +270,13 @@ class KaldiSource(ListedSource):
         super().open(indexed)
         if self._features:
             self._recordings = ArchivedFeatures(self.files, indexed.numbers, self._path, indexed.about["columns"])
+        elif "offset" in indexed.numbers:
+            largest, line_of = self.of_job.largest_sample, partial(Source.name, self)
+            self._recordings = ArchivedRecordings(self.files, indexed.numbers, self._archive, line_of, largest)
+
+    def _archive(self, sample: int) -> str:
+        """Return the archive that a recording lies in, or the file that it is."""
+        return _AT_PLACE.sub("", self._path(sample))
 
     @property
     def lengths(self) -> dict[str, NDArray[np.int64]]:

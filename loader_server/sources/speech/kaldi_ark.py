@@ -1,7 +1,8 @@
-"""Parser of Kaldi's binary matrices and vectors as archives (.ark) hold them: headers and numbers.
+"""Parser of Kaldi's matrices and vectors as archives (.ark) hold them: headers and numbers.
 
-Rules: pure; only binary floats: FM and DM (matrices), FV and DV (vectors), and the compressed matrices CM, CM2 and CM3.
-All numbers come out as float32. The header of anything else is None, never an exception.
+Rules: pure; binary floats, FM and DM (matrices), FV and DV (vectors), the compressed matrices CM, CM2 and CM3, and both
+in text form (`ark,t`): numbers in brackets, with a line for each row of a matrix. All numbers come out as float32. The
+header of anything else is None, never an exception.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HEADER_BYTES", "KINDS", "ArkHeader", "ark_header", "ark_values"]
+__all__ = ["HEADER_BYTES", "KINDS", "TEXT_ENDS", "ArkHeader", "ark_header", "ark_values", "is_text"]
 
-KINDS = ("FM", "DM", "FV", "DV", "CM", "CM2", "CM3")
+KINDS = ("FM", "DM", "FV", "DV", "CM", "CM2", "CM3", "text M", "text V")
+_TEXT_BEGINS, TEXT_ENDS = b"[", b"]"
 #: Bytes that hold any header.
 HEADER_BYTES = 22
 
@@ -53,8 +55,11 @@ class ArkHeader:
 def ark_header(raw: bytes) -> ArkHeader | None:
     """Return the header that these bytes begin with.
 
-    Return None if it is not one of the binary kinds, is cut, or has a negative size or one not stored in 4 bytes.
+    Return None if it is not one of the kinds, is cut, or has a negative size or one not stored in 4 bytes. In text form
+    the header is all of the matrix: None if the bytes end before it, or its rows are not equally long.
     """
+    if is_text(raw):
+        return _text_header(raw)
     token, found, _ = raw[:6].partition(b" ")
     kind = token[2:].decode("ascii", "replace")
     if not raw.startswith(b"\0B") or not found or kind not in KINDS:
@@ -67,6 +72,27 @@ def ark_header(raw: bytes) -> ArkHeader | None:
     numbers = rows * columns if kind[1] == "M" else rows
     quartiles = _QUARTILES_BYTES * columns if kind == "CM" else 0
     return ArkHeader(kind, rows, columns, begin + size, begin + size + quartiles + numbers * _NUMBER_BYTES[kind])
+
+
+def is_text(raw: bytes) -> bool:
+    """Return whether a matrix or vector in text form begins with these bytes."""
+    return raw.lstrip(b" ").startswith(_TEXT_BEGINS)
+
+
+def _text_header(raw: bytes) -> ArkHeader | None:
+    """Return the header of a matrix or vector in text form; None if the bytes end before it, or it has no equal rows.
+
+    What its words are is not looked at.
+    """
+    begin, end = raw.index(_TEXT_BEGINS) + 1, raw.find(TEXT_ENDS)
+    if end < 0:
+        return None
+    rows = [len(words) for line in raw[begin:end].split(b"\n") if (words := line.split())]
+    if b"\n" not in raw[begin:end]:
+        return ArkHeader("text V", sum(rows), 0, begin, end + 1)
+    if len(set(rows)) > 1:
+        return None
+    return ArkHeader("text M", len(rows), rows[0] if rows else 0, begin, end + 1)
 
 
 def _plain(raw: bytes, begin: int, kind: str) -> tuple[int, int, int]:
@@ -98,6 +124,9 @@ def ark_values(raw: bytes, header: ArkHeader) -> NDArray[np.float32]:
     Raise a ValueError if they are not as many as the header says; of a vector only whether the bytes are whole numbers
     is looked at.
     """
+    if header.kind.startswith("text"):
+        numbers = np.array(raw[header.begin : header.nbytes - 1].split(), np.float64).astype(np.float32)
+        return numbers.reshape(header.rows, header.columns) if header.kind == "text M" else numbers
     if header.kind.startswith("C"):
         return _decompressed(raw, header)
     dtype = np.dtype("<f4" if _NUMBER_BYTES[header.kind] == 4 else "<f8")

@@ -43,7 +43,7 @@ class KaldiUtterance:
     """One row: line number (from 1), key, where its audio or features are, and its text and speaker.
 
     For features, `offset` is the byte of the archive where the matrix begins, and `rows` its first and last row that
-    count; for audio, `stretch` is the part of the file.
+    count; for audio, `stretch` is the part of the recording, and a `path` in an archive ends in `:` and a byte.
     """
 
     line: int
@@ -93,8 +93,9 @@ def _utterance(joined: JoinedLine, first: str, tables: Collection[str]) -> Kaldi
     path = _path(entry, where=f"in {FEATURES if first == FEATURES else RECORDINGS}")
     if first == FEATURES:
         path, offset, rows = _place(path)
-    elif _PLACE.fullmatch(path):
-        raise _Unusable("in_archive", f"expected an audio file, got a place in an archive: {path}")
+    elif (place := _PLACE.fullmatch(path)) and len(place[2]) > _MOST_DIGITS:
+        digits = len(place[2])
+        raise _Unusable("no_recording_there", f"expected a byte of an archive, got a number of {digits} digits: {path}")
     text = _entry(joined, TEXT, "no_text", f'of "{key}"', empty=True) if TEXT in tables else ""
     speaker = _entry(joined, SPEAKERS, "no_speaker", f'of "{key}"') if SPEAKERS in tables else ""
     return KaldiUtterance(joined.number + 1, key, path, offset, rows, stretch, text, speaker)
@@ -160,8 +161,11 @@ def _segment(rest: str) -> Stretch:
         # float() accepts "nan" and "inf".
         if not math.isfinite(begin_s + end_s):
             raise ValueError(rest)
-        duration_s = math.inf if end_s == _TO_THE_END else end_s - begin_s
-        return Stretch(begin_s, duration_s, int(_CHANNELS.get(channel, channel)) if channel else AVERAGED)
+        return Stretch(
+            begin_s,
+            channel=int(_CHANNELS.get(channel, channel)) if channel else AVERAGED,
+            end_s=math.inf if end_s == _TO_THE_END else end_s,
+        )
     except ValueError:
         expected = "expected a recording, begin and end in seconds, and perhaps a channel"
         raise _Unusable("malformed", f"{expected}, got {rest}") from None

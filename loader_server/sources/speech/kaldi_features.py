@@ -7,20 +7,22 @@ indexing is a ReadError.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from loader_server.sources.files.opening import FileFacts, changed
-from loader_server.sources.files.presence import IndexedFiles, look_at_some
-from loader_server.sources.files.same_files import digest_of_number, has_content, noted_content, number_of_digest
-from loader_server.sources.files.seen import is_settled, status_of
-from loader_server.sources.remote.urls import is_url
+from loader_server.sources.files.file_facts import changed
 from loader_server.sources.source import BadRow
-from loader_server.sources.speech.kaldi_ark import HEADER_BYTES, KINDS, ArkHeader, ark_header, ark_values
+from loader_server.sources.speech.kaldi_archives import ArchivedParts, ArchiveFacts
+from loader_server.sources.speech.kaldi_ark import (
+    HEADER_BYTES,
+    KINDS,
+    TEXT_ENDS,
+    ArkHeader,
+    ark_header,
+    ark_values,
+    is_text,
+)
 from loader_server.sources.speech.kaldi_entries import ALL_ROWS
 from shared.errors import DataError, ReadError
 from shared.wire.batch_layout import Field
@@ -28,9 +30,10 @@ from shared.wire.batch_layout import Field
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.sources.files.opening import Files
+    from loader_server.sources.files.opening import FileFacts, Files
 
 __all__ = ["ArchiveHeaders", "ArchivePlace", "ArchivedFeatures", "feature_columns", "features_field"]
 
@@ -46,6 +49,8 @@ _COLUMNS = {
     "length_features": "rows",
     "first": "first",
 }
+#: How much of a matrix in text form is read at a time, as nothing says how long it is.
+_TEXT_BYTES = 2**16
 #: How many rows a range may overrun its matrix by, as in Kaldi; it is cut at the matrix's end.
 _OVERSHOOT_ROWS = 3
 
@@ -68,7 +73,7 @@ class ArchiveHeaders:
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._known: dict[str, tuple[FileFacts, int]] = {}
+        self._archives = ArchiveFacts(files)
 
     def find(self, path: str, offset: int, rows: tuple[int, int], where: tuple[str, int]) -> ArchivePlace | BadRow:
         """Return the place of a row's features, or a BadRow at `where`, its table and line.
@@ -79,16 +84,14 @@ class ArchiveHeaders:
         OSError if that cannot be read. SettingsError and MachineError of `read` pass through.
         """
         try:
-            archive, content = self._known.get(path) or self._known.setdefault(path, self._look_at(path))
+            archive, content = self._archives.of(path)
         except ReadError:  # the store cannot be reached: that says nothing about the row
             raise
         except DataError as error:
             return BadRow(*where, "missing_file", f"expected {error.expected}, got {error.got}: {path}")
-        raw = self._files.read(path, offset, max(0, min(HEADER_BYTES, archive.bytes - offset)))
-        header = ark_header(raw)
-        if header is None:
-            expected = f"expected binary floats ({', '.join(KINDS)}) from byte {offset} of {path} on"
-            return BadRow(*where, "no_matrix", f"{expected}, got {raw[:6]!r}")
+        header = self._header_at(path, offset, archive.bytes)
+        if isinstance(header, str):
+            return BadRow(*where, *header.split(" ", 1))
         if offset + header.nbytes > archive.bytes:
             detail = f"expected {header.nbytes} bytes from byte {offset} of {path} on, got {archive.bytes - offset}"
             return BadRow(*where, "truncated", detail)
@@ -100,16 +103,41 @@ class ArchiveHeaders:
             return BadRow(*where, "outside_matrix", detail)
         return ArchivePlace(archive, content, offset, header, first, min(last + 1, header.rows) - first)
 
-    def _look_at(self, path: str) -> tuple[FileFacts, int]:
-        """Return an archive's size and version, and the number of its digest (0 if it is remote).
+    def _header_at(self, path: str, offset: int, size: int) -> ArkHeader | str:
+        """Return the header of the matrix at a place of an archive, or why there is none: the reason, and in full.
 
-        Raise a DataError if it is missing, a ReadError if its store cannot be asked, or an OSError if a local one
-        cannot be read. SettingsError of `facts` passes through.
+        Raise what `read` raises.
         """
-        facts = self._files.facts(path)
-        if is_url(path):
-            return facts, 0
-        return facts, number_of_digest(noted_content(self._files.where(path), self._files.seen))
+        raw = self._files.read(path, offset, max(0, min(HEADER_BYTES, size - offset)))
+        if is_text(raw):
+            raw = self._text_at(path, offset, size)
+            if not raw.endswith(TEXT_ENDS):
+                return f"truncated expected a ] after the numbers from byte {offset} of {path} on, got none"
+        header = ark_header(raw)
+        if header is None or not _is_readable(raw, header):
+            expected = f"expected floats ({', '.join(KINDS)}) from byte {offset} of {path} on"
+            return f"no_matrix {expected}, got {raw[:6]!r}"
+        return header
+
+    def _text_at(self, path: str, offset: int, size: int) -> bytes:
+        """Return the bytes of a matrix in text form, up to its end or that of the archive; raise what `read` raises."""
+        parts = list[bytes]()
+        while offset < size and not (parts and TEXT_ENDS in parts[-1]):
+            parts.append(self._files.read(path, offset, min(_TEXT_BYTES, size - offset)))
+            offset += len(parts[-1])
+        raw = b"".join(parts)
+        return raw[: raw.find(TEXT_ENDS) + 1] or raw
+
+
+def _is_readable(raw: bytes, header: ArkHeader) -> bool:
+    """Return whether all words of a matrix in text form are numbers; True for binary ones, which are not looked at."""
+    if not is_text(raw):
+        return True
+    try:
+        ark_values(raw, header)
+    except ValueError:
+        return False
+    return True
 
 
 def features_field(columns: int) -> Field:
@@ -128,7 +156,7 @@ def feature_columns(places: Sequence[ArchivePlace], *, ranged: bool) -> dict[str
     return columns
 
 
-class ArchivedFeatures:
+class ArchivedFeatures(ArchivedParts):
     """Features of an index's samples.
 
     `numbers` has the columns of `feature_columns`, `path_of` returns a sample's archive, and `columns` is the width of
@@ -138,110 +166,8 @@ class ArchivedFeatures:
     def __init__(
         self, files: Files, numbers: Mapping[str, NDArray[np.int64]], path_of: Callable[[int], str], columns: int
     ) -> None:
-        self._files = files
-        self._numbers = numbers
-        self._path_of = path_of
+        super().__init__(files, numbers, path_of)
         self._columns = columns
-        #: Where each archive is on this machine.
-        self._places: dict[str, str] = {}
-        #: Status of each archive when it was last seen to have the indexed content: an archive holds thousands of
-        #: samples, and its digest is not computed again for each of them.
-        self._same: dict[tuple[str, int], tuple[int, ...]] = {}
-
-    def read(self, sample: int) -> bytes:
-        """Return the bytes of the sample's whole matrix or vector.
-
-        Raise a ReadError if its archive is no longer the indexed one, or a remote one cannot be read; a DataError if a
-        local one is gone; an OSError if the disk fails. SettingsError and MachineError of `part` pass through.
-        """
-        path, place = self._path_of(sample), self._place(sample)
-        if is_url(path):
-            return self._files.part(path, self._facts(sample), *place)  # refuses a changed archive itself
-        try:
-            raw = self._files.read(path, *place)
-        except (OSError, ReadError):
-            self._refuse_other(path, sample)  # an archive that became shorter or is gone is the reason to give
-            raise
-        # After reading: a write changes the status before the bytes, so an unchanged status vouches for what was read.
-        # Asking for it before as well would take a tenth of a worker's time.
-        self._refuse_other(path, sample)
-        return raw
-
-    def expect(self, samples: Sequence[int]) -> None:
-        """Start fetching the samples' matrices that are remote; errors of `expect_parts` pass through."""
-        self._files.expect_parts(
-            (self._path_of(sample), self._facts(sample), *self._place(sample)) for sample in samples
-        )
-
-    def indexed_files(self) -> IndexedFiles:
-        """Return the archives, each at least once; remote ones have an empty path."""
-        firsts = self._firsts()
-
-        def file_at(number: int) -> tuple[str, int]:
-            path, facts = self._path_of(int(firsts[number])), self._facts(int(firsts[number]))
-            return "" if is_url(path) else self._files.where(path), facts.bytes
-
-        return IndexedFiles(len(firsts), file_at)
-
-    def look_for_changes(self, time_s: float) -> None:
-        """Raise a ReadError for a local archive that changed since indexing, or a DataError for one that is gone.
-
-        Each is looked at once, and as many as fit into `time_s` seconds. Raise an OSError if one cannot be read.
-        """
-        done: set[tuple[str, int]] = set()
-
-        def look(sample: int) -> None:
-            path, content = self._path_of(sample), int(self._numbers["content"][sample])
-            if not is_url(path) and (path, content) not in done:
-                self._refuse_other(path, sample)
-                done.add((path, content))
-
-        firsts = self._firsts()
-        look_at_some(len(firsts), lambda number: look(int(firsts[number])), time_s)
-
-    def _firsts(self) -> NDArray[np.int64]:
-        """Return few samples that have at least one of each archive among them.
-
-        A sample begins a new archive where size or version change, or where offsets stop rising. So archives count more
-        than once if samples are not in their order.
-        """
-        size, version, offset = (self._numbers[name] for name in ("bytes", "mtime_ns", "offset"))
-        return np.concatenate(
-            [[0], np.flatnonzero((np.diff(size) != 0) | (np.diff(version) != 0) | (np.diff(offset) <= 0)) + 1]
-        )[: len(size)]
-
-    def _place(self, sample: int) -> tuple[int, int]:
-        """Return offset and number of bytes of the sample's matrix."""
-        return int(self._numbers["offset"][sample]), int(self._numbers["nbytes"][sample])
-
-    def _facts(self, sample: int) -> FileFacts:
-        """Return the size and version of the sample's archive as indexed."""
-        return FileFacts(bytes=int(self._numbers["bytes"][sample]), version=int(self._numbers["mtime_ns"][sample]))
-
-    def _refuse_other(self, path: str, sample: int) -> None:
-        """Raise a ReadError if the archive differs from the indexed one in size or content.
-
-        The content is looked at only if its status has not been seen with it. Raise a DataError if the archive is gone,
-        or an OSError if it cannot be read. SettingsError of `facts` passes through.
-        """
-        place = self._places.get(path) or self._places.setdefault(path, self._files.where(path))
-        known, content = self._facts(sample), int(self._numbers["content"][sample])
-        try:
-            status = os.stat(place)  # takes a fifth of the time of Path.stat
-        except OSError:
-            self._files.facts(path)  # raises a DataError that says what is wrong
-            raise
-        if self._same.get((path, content)) == status_of(status):
-            return
-        expected = f"the archive that was indexed ({known.bytes} bytes)"
-        if status.st_size != known.bytes:
-            raise changed(expected, f"one of {status.st_size} bytes", place)
-        if not has_content(place, status, digest_of_number(content), self._files.seen):
-            raise changed(expected, "one of the same size with other bytes", place)
-        # A recent status is not kept: another write within the same tick of the file system's clock would leave it
-        # equal.
-        if is_settled(status):
-            self._same[path, content] = status_of(status)
 
     def decode(self, sample: int, raw: bytes) -> NDArray[np.float32]:
         """Return the sample's rows as numbers; raise a ReadError if another matrix is there.
@@ -258,14 +184,8 @@ class ArchivedFeatures:
         return ark_values(raw, header)[first : first + rows]
 
     def identity(self, sample: int) -> str:
-        """Return what tells the sample's bytes from others, without the path.
-
-        That is the archive's size, time of change and digest, the matrix's place in it, and the range of rows.
-        """
-        numbers = self._numbers
-        archive = f"{numbers['bytes'][sample]} bytes, changed at {numbers['mtime_ns'][sample]} ns"
-        digest = digest_of_number(int(numbers["content"][sample]))
-        matrix = f"{archive}, digest {digest}, {numbers['nbytes'][sample]} bytes from {numbers['offset'][sample]}"
+        """Return what tells the sample's bytes from others, without the path: its place, and the range of rows."""
+        place, numbers = super().identity(sample), self._numbers
         if "first" not in numbers:
-            return matrix
-        return f"{matrix}, {numbers['length_features'][sample]} rows from {numbers['first'][sample]}"
+            return place
+        return f"{place}, {numbers['length_features'][sample]} rows from {numbers['first'][sample]}"

@@ -49,6 +49,10 @@ __all__ = [
 TABLES = RECORDINGS, SEGMENTS, FEATURES, TEXT, SPEAKERS = "wav.scp", "segments", "feats.scp", "text", "utt2spk"
 
 
+#: The end of an entry that names a byte of an archive.
+_ENDS_IN_PLACE = re.compile(rb":\d+\s*$")
+
+
 class KaldiFolder:
     """One folder, by its path or URL in the job file.
 
@@ -119,6 +123,15 @@ class KaldiFolder:
         """
         with self._files.open(self._table(FEATURES)) as table:
             return any(line.rstrip().endswith(b"]") for line in table)
+
+    def has_places(self) -> bool:
+        """Return whether any recordings lie in archives; raise a DataError if wav.scp cannot be opened.
+
+        Raise a ReadError if a remote one cannot be fetched, and an OSError if a local one cannot be read. SettingsError
+        of `open` passes through.
+        """
+        with self._files.open(self._table(RECORDINGS)) as table:
+            return any(_ENDS_IN_PLACE.search(line) for line in table)
 
     def rows(self) -> Iterator[JoinedLine | BadRow]:
         """Yield all rows in order, those of unused texts last; `join` comes first."""

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 import soundfile
 
-from loader_server.sources.speech import kaldi_features
+from loader_server.conformance.case import SourceCase
+from loader_server.conformance.checks import check_source
+from loader_server.sources.speech import kaldi_archives, kaldi_features
 from loader_server.sources.speech.kaldi_ark import ark_header, ark_values
 from loader_server.sources.speech.kaldi_folder import KaldiTable
 from shared.errors import DataError, ReadError
 from tests.loader_server.sources.speech.kaldi_data import RATE, features, table, write_features, write_recordings
+from tests.support.forked_pools import forked_pools
 from tests.support.sources import decoded, index_source, open_source, raw_of, spec_of
 
 
@@ -56,6 +59,116 @@ def test_segments_are_parts_of_recordings_as_kaldiio_cuts_them(tmp_path):
         got = decoded(source, n)
         assert (got["audio_rate"], source.lengths["audio"][n]) == (rate, len(samples))
         np.testing.assert_array_equal(got["audio"], samples.astype(np.float32) / 32768)
+
+
+def test_a_thousand_segments_have_the_frames_that_kaldiio_takes(tmp_path):
+    rng = np.random.default_rng(8)
+    audio = rng.integers(-(2**14), 2**14, 60 * 16_000).astype(np.int16)
+    soundfile.write(tmp_path / "long.wav", audio, 16_000)
+    table(tmp_path / "data", "wav.scp", f"long {tmp_path / 'long.wav'}")
+    begins = rng.uniform(0, 58, 1000)
+    ends = [*(begins[:990] + rng.uniform(0.01, 2, 990)), *([-1] * 10)]
+    digits = rng.integers(2, 7, 1000)
+    lines = [f"u{n:04} long {begins[n]:.{digits[n]}f} {ends[n]:.{digits[n]}f}" for n in range(1000)]
+    table(tmp_path / "data", "segments", *lines)
+    source, bad, _ = indexed(tmp_path)
+    assert bad == []
+    theirs = kaldiio.load_scp(str(tmp_path / "data/wav.scp"), segments=str(tmp_path / "data/segments"))
+    for n in range(1000):
+        _, samples = theirs[f"u{n:04}"]
+        np.testing.assert_array_equal(decoded(source, n)["audio"], samples.astype(np.float32) / 32768)
+
+
+# --- recordings in archives ---
+
+
+def write_archive(folder: Path, *, kind: str, keys: tuple[str, ...] = ("a", "b", "c")) -> dict[str, np.ndarray]:
+    """Write recordings into wav.ark by kaldiio: as WAV, or by soundfile in this format; return them by key."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {
+        key: np.random.default_rng(n).integers(-9000, 9000, 4000 + 100 * n).astype(np.int16)
+        for n, key in enumerate(keys)
+    }
+    how = {} if kind == "riff" else {"write_function": "soundfile", "write_kwargs": {"format": kind}}
+    archive = {key: (RATE, array) for key, array in made.items()}
+    kaldiio.save_ark(str(folder / "wav.ark"), archive, scp=str(folder / "wav.scp"), **how)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["riff", "wav", "flac"])
+def test_recordings_in_archives_are_kaldiios(tmp_path, kind):
+    write_archive(tmp_path / "data", kind=kind)
+    source, bad, _ = indexed(tmp_path)
+    assert bad == []
+    for n, (key, (rate, samples)) in enumerate(kaldiio.load_scp(str(tmp_path / "data/wav.scp")).items()):
+        got = decoded(source, n)
+        scaled = samples / 32768 if samples.dtype == np.int16 else samples
+        np.testing.assert_array_equal(got["audio"], scaled.astype(np.float32))
+        assert (source.name(n), got["audio_rate"], source.lengths["audio"][n]) == (key, rate, len(samples))
+    assert source.fields[0].per_second == RATE
+    assert len({source.identity(n) for n in range(3)}) == 3
+    source.look_for_changes(9.0)
+    files = source.indexed_files()
+    assert {files.file_at(n)[0] for n in range(files.count)} == {str(tmp_path / "data/wav.ark")}
+
+
+def test_segments_of_recordings_in_archives_beside_files_of_their_own(tmp_path):
+    archived = write_archive(tmp_path / "data", kind="flac", keys=("a",))
+    plain = write_recordings(tmp_path / "plain", "p")
+    scp = (tmp_path / "data/wav.scp").read_text() + (tmp_path / "plain/wav.scp").read_text()
+    (tmp_path / "data/wav.scp").write_text(scp)
+    table(tmp_path / "data", "segments", "u1 a 0.1 0.3", "u2 p 0.5 1.0", "u3 a 0.2 -1", "u4 a 0 0.5")
+    source, bad, _ = indexed(tmp_path)
+    assert bad == []
+    audio = archived["a"].astype(np.float32) / 32768
+    for n, wanted in enumerate((audio[800:2400], plain["p"][4000:8000], audio[1600:], audio)):
+        np.testing.assert_array_equal(decoded(source, n)["audio"], wanted)
+
+
+def test_recordings_in_archives_that_cannot_be_used_are_bad_rows(tmp_path):
+    write_archive(tmp_path / "data", kind="riff", keys=("a", "b"))
+    kaldiio.save_ark(str(tmp_path / "numpy.ark"), {"n": np.arange(9)}, write_function="numpy")
+    (tmp_path / "noise.ark").write_bytes(b"x AUDIO\x02\x10\x00" + bytes(16))
+    first, second = (tmp_path / "data/wav.scp").read_text().splitlines()
+    whole = (tmp_path / "data/wav.ark").read_bytes()
+    (tmp_path / "cut.ark").write_bytes(whole[:-10])
+    place = second.split(":")[1]
+    entries = ("data/wav.ark:1", "numpy.ark:2", "noise.ark:2", f"cut.ark:{place}", "gone.ark:5", "data/wav.ark:999999")
+    entries += (f"data/wav.ark:{'9' * 20}",)
+    lines = [f"e{n} {tmp_path}/{entry}" for n, entry in enumerate(entries)]
+    table(tmp_path / "data", "wav.scp", first, *lines)
+    source, bad, report = indexed(tmp_path)
+    there, no_recording = ("no_recording_there", "undecodable", "truncated", "missing_file"), "no_recording_there"
+    reasons = (no_recording, no_recording, *there[1:], no_recording, no_recording)
+    assert bad == [("wav.scp", 2 + n, reason) for n, reason in enumerate(reasons)]
+    assert "RIFF or AUDIO from byte 1 of" in next(row.detail for row in report.bad if row.line == 2)
+    assert len(decoded(source, 0)["audio"]) == 4000
+
+
+def test_recordings_in_archives_keep_the_promises_of_all_sources(tmp_path):
+    write_archive(tmp_path / "data", kind="flac", keys=("a", "b"))
+    table(
+        tmp_path / "data", "segments", *(f"u{n} {'ab'[n % 2]} {n / 100} {n / 50 + 0.1}" for n in range(12)), "x c 0 1"
+    )
+
+    def change() -> None:
+        with (tmp_path / "data/wav.ark").open("ab") as file:
+            file.write(b"more")
+
+    case = SourceCase(spec=spec_of("kaldi", tmp_path, paths=["data"]), change=change, bad={"no_recording": 1})
+    with forked_pools():
+        results = check_source(case, tmp_path)
+    assert [str(result) for result in results if result.passed is False] == []
+    assert sum(result.passed is True for result in results) > 15
+
+
+def test_an_archive_of_recordings_that_was_written_over_is_refused(tmp_path):
+    write_archive(tmp_path / "data", kind="flac")
+    source, _, _ = indexed(tmp_path)
+    raw = (tmp_path / "data/wav.ark").read_bytes()
+    (tmp_path / "data/wav.ark").write_bytes(raw[:-9] + bytes(9))
+    with pytest.raises(ReadError, match=r"wav\.ark: expected the archive that was indexed"):
+        raw_of(source, 0)
 
 
 def test_a_channel_of_a_recording(tmp_path):
@@ -115,7 +228,7 @@ def test_every_line_that_cannot_be_used_is_a_bad_row(tmp_path):
     keys = [row.split()[0] for row in rows if row and row[:4] != "mute"]
     table(tmp_path / "data", "text", *(f"{key} x" for key in dict.fromkeys(keys)), "extra x", "good y")
     source, bad, report = indexed(tmp_path)
-    reasons = ("command", "in_archive", "missing_file", "no_recording", "outside_recording", "empty_stretch")
+    reasons = ("command", "missing_file", "missing_file", "no_recording", "outside_recording", "empty_stretch")
     expected = [*enumerate(reasons, 2), (8, "malformed"), (9, "duplicate"), (10, "no_text"), (11, "malformed")]
     expected += [(12, "malformed"), (13, "outside_recording"), (14, "malformed")]
     assert bad == [("segments", *one) for one in expected] + [("text", 12, "only_text"), ("text", 13, "duplicate")]
@@ -222,6 +335,55 @@ def test_features_are_kaldiios(tmp_path, compression):
         np.testing.assert_allclose(got, theirs[key], rtol=1e-5, atol=2e-5 if compression is None else 2e-4)
 
 
+@pytest.mark.parametrize("shape", [(5, 3), (1, 4), (7,)])
+def test_features_in_text_form(tmp_path, shape):
+    arrays = {f"u{n}": np.random.default_rng(n).normal(size=shape).astype(np.float32) for n in range(3)}
+    kaldiio.save_ark(str(tmp_path / "text.ark"), arrays, scp=str(tmp_path / "feats.scp"), text=True)
+    table(tmp_path / "data", "feats.scp", *(tmp_path / "feats.scp").read_text().splitlines())
+    source, bad, _ = indexed(tmp_path, values="features")
+    assert bad == []
+    for n, (key, wanted) in enumerate(kaldiio.load_scp(str(tmp_path / "feats.scp")).items()):
+        got = decoded(source, n)["features"]
+        np.testing.assert_array_equal(got, arrays[key])
+        np.testing.assert_array_equal(got, wanted)
+        assert source.lengths["features"][n] == shape[0]
+
+
+def test_ranges_of_features_in_text_form_and_large_ones(tmp_path):
+    array = np.arange(90_000, dtype=np.float32).reshape(30_000, 3)
+    kaldiio.save_ark(str(tmp_path / "text.ark"), {"u": array}, text=True)
+    table(tmp_path / "data", "feats.scp", "a text.ark:2", "b text.ark:2[10:19]")
+    source, bad, _ = indexed(tmp_path, values="features")
+    assert bad == []
+    np.testing.assert_array_equal(decoded(source, 0)["features"], array)
+    np.testing.assert_array_equal(decoded(source, 1)["features"], array[10:20])
+
+
+def test_numbers_in_text_form_may_be_infinite_or_none(tmp_path):
+    (tmp_path / "text.ark").write_bytes(b"u  [ 1 nan 1e999 ]\n")
+    table(tmp_path / "data", "feats.scp", "u text.ark:2")
+    source, _, _ = indexed(tmp_path, values="features")
+    np.testing.assert_array_equal(decoded(source, 0)["features"], np.float32([1, np.nan, np.inf]))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b" [\n 1 2 3 \n 4 5 ]\n", "no_matrix"),
+        (b" [\n 1 2 three ]\n", "no_matrix"),
+        (b" [ ]\n", "empty_matrix"),
+        (b" [\n 1 2 3 \n", "truncated"),
+    ],
+)
+def test_text_that_is_no_matrix_makes_a_bad_row(tmp_path, text, reason):
+    (tmp_path / "text.ark").write_bytes(b"u " + text)
+    write_features(tmp_path / "good", features(2, columns=3))
+    good = (tmp_path / "good/feats.scp").read_text()
+    table(tmp_path / "data", "feats.scp", good.strip(), "u text.ark:2")
+    _, bad, _ = indexed(tmp_path, values="features")
+    assert bad == [("feats.scp", 2, reason)]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(5,), (5, 2)])
 def test_vectors_and_doubles(tmp_path, dtype, shape):
@@ -241,7 +403,7 @@ def test_features_that_cannot_be_used_are_bad_rows(tmp_path):
     kaldiio.save_ark(str(tmp_path / "wide.ark"), features(3, columns=14))
     kaldiio.save_ark(str(tmp_path / "text.ark"), features(3), text=True)
     lines += [f"cmd copy-feats {ark} - |", f"part {lines[0].split()[1]}[0:2,0:5]", f"wide {tmp_path}/wide.ark:3"]
-    lines += [f"written {tmp_path}/text.ark:3", "gone gone.ark:3", f"far {ark}:99999"]
+    lines += [f"written {tmp_path}/text.ark:9", "gone gone.ark:3", f"far {ark}:99999"]
     table(tmp_path / "data", "feats.scp", *lines)
     with ark.open("r+b") as file:
         file.truncate(ark.stat().st_size - 1)
@@ -373,8 +535,8 @@ def test_each_archive_is_looked_at_once_before_a_job_is_served(tmp_path, monkeyp
     for name in "ab":
         os.utime(tmp_path / name / "feats.ark", ns=(1, 1))  # and they have one size: facts alone do not tell them apart
     source, _, _ = indexed(tmp_path, "a", "b", values="features")
-    looked, has_content = [], kaldi_features.has_content
-    monkeypatch.setattr(kaldi_features, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
+    looked, has_content = [], kaldi_archives.has_content
+    monkeypatch.setattr(kaldi_archives, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
     source.look_for_changes(1000.0)
     assert sorted(looked) == [f"{tmp_path}/{name}/feats.ark" for name in "ab"]
     source._recordings.look_for_changes(1000.0)
@@ -389,8 +551,8 @@ def test_utterances_in_the_order_of_their_names_lead_to_each_archive_once(tmp_pa
     scp = tmp_path / "data/feats.scp"
     scp.write_text("".join(sorted(scp.read_text().splitlines(keepends=True), key=lambda line: -int(line[1]))))
     source, _, _ = indexed(tmp_path, values="features")
-    looked, has_content = [], kaldi_features.has_content
-    monkeypatch.setattr(kaldi_features, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
+    looked, has_content = [], kaldi_archives.has_content
+    monkeypatch.setattr(kaldi_archives, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
     source.look_for_changes(1000.0)
     assert len(looked) == 1
 
