@@ -45,6 +45,10 @@ class HeardLimits:
         """
         return self.latest.window_gain if self.latest is not None and self._is_fresh(now_s) else None
 
+    def limit_now(self, now_s: float) -> str:
+        """Return the limit of the latest answer; empty before the first one, and while the coordinator is silent."""
+        return self.latest.limit if self.latest is not None and self._is_fresh(now_s) else ""
+
     def of_span(self, before: dict[str, float], over_s: float, now_s: float) -> Limited | None:
         """Return the limit of the last `over_s` seconds, in which `seconds` have grown from `before`; None if unknown.
 

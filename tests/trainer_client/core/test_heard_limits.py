@@ -79,6 +79,7 @@ def test_the_gain_of_a_larger_window_is_known_while_the_answer_is_fresh(now_s: f
     known = HeardLimits(2.0)
     known.hear(answer("window", 570), 1.0)
     assert known.window_gain(now_s) == gain
+    assert known.limit_now(now_s) == ("" if gain is None else "window")
 
 
 @pytest.mark.parametrize(
