@@ -44,6 +44,7 @@ __all__ = [
     "find_limit",
     "gain_of_workers",
     "gain_words",
+    "limit_words",
     "sentence",
 ]
 
@@ -211,12 +212,10 @@ def sentence(verdict: JobLimit) -> str:
 
     If nobody is the limit, or a worker without a name, gains are left out.
     """
-    if verdict.limit == "nobody":
-        return "limit: nobody, no trainer reads"
-    if verdict.limit == "worker" and not verdict.who:
-        return "limit: workers, of which none builds a batch"
+    if verdict.limit == "nobody" or (verdict.limit == "worker" and not verdict.who):
+        return f"limit: {limit_words(verdict)}"
     is_quota = verdict.limit == "host" and verdict.throttled > _FULL
-    where = (_QUOTA if is_quota else _WHERE[verdict.limit]).format(
+    where = (_QUOTA if is_quota else "".join(_WHERE[verdict.limit])).format(
         throttled=f"{100 * verdict.throttled:.0f} %",
         who=verdict.who,
         busy=f"{100 * verdict.busy:.0f} %",
@@ -226,15 +225,24 @@ def sentence(verdict: JobLimit) -> str:
 
 
 _WHERE = {
-    "trainers": "trainers ({busy} of their time in steps{rank})",
-    "rank": "rank {who}, whose steps are longer than the others'",
-    "window": "the window, batches are not asked for early enough",
-    "wire": "the connections to trainers ({busy} busy)",
-    "transforms": "transforms in workers ({busy} busy)",
-    "reads": "reads in workers (readers {busy} busy)",
-    "worker": "worker {who}, far slower than the others",
-    "host": "the workers' host, which has no more CPU for them ({busy} busy)",
+    "nobody": ("nobody, no trainer reads", ""),
+    "trainers": ("trainers", " ({busy} of their time in steps{rank})"),
+    "rank": ("rank {who}, whose steps are longer than the others'", ""),
+    "window": ("the window, batches are not asked for early enough", ""),
+    "wire": ("the connections to trainers", " ({busy} busy)"),
+    "transforms": ("transforms in workers", " ({busy} busy)"),
+    "reads": ("reads in workers", " (readers {busy} busy)"),
+    "worker": ("worker {who}, far slower than the others", ""),
+    "host": ("the workers' host, which has no more CPU for them", " ({busy} busy)"),
 }
+_NO_WORKER = "workers, of which none builds a batch"
+
+
+def limit_words(verdict: JobLimit) -> str:
+    """Return where the limit lies, in words without figures, as "transforms in workers"."""
+    if verdict.limit == "worker" and not verdict.who:
+        return _NO_WORKER
+    return _WHERE[verdict.limit][0].format(who=verdict.who)
 
 
 #: Of a host that has CPUs which workers may not use.

@@ -279,6 +279,9 @@ class FakeSession:
     def count_step_wait(self, wait_s: float) -> None:
         self.waits_s.append(wait_s)
 
+    #: What limits the job, as a test sets it.
+    limit_now = ""
+
     def batches_ahead(self) -> tuple[int, int]:
         """Batches are made when they are asked for; a test may set what is reported to be there instead."""
         return self.ahead()

@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from shared.stations.limit import Gains, JobLimit, gain_words, limit_words
+
 if TYPE_CHECKING:
     from shared.wire.messages import Limited
 
-__all__ = ["HeardLimits", "limit_of_span"]
+__all__ = ["HeardLimits", "limit_of_span", "limit_text", "verdict_of"]
 
 
 @dataclass(slots=True)
@@ -43,6 +45,10 @@ class HeardLimits:
         """
         return self.latest.window_gain if self.latest is not None and self._is_fresh(now_s) else None
 
+    def limit_now(self, now_s: float) -> str:
+        """Return the limit of the latest answer; empty before the first one, and while the coordinator is silent."""
+        return self.latest.limit if self.latest is not None and self._is_fresh(now_s) else ""
+
     def of_span(self, before: dict[str, float], over_s: float, now_s: float) -> Limited | None:
         """Return the limit of the last `over_s` seconds, in which `seconds` have grown from `before`; None if unknown.
 
@@ -64,3 +70,16 @@ class HeardLimits:
 def limit_of_span(seconds: dict[str, float]) -> str:
     """Return the limit with most seconds, "nobody" only if no other has any; raise ValueError if there is none."""
     return max(seconds, key=lambda limit: (limit != "nobody" and seconds[limit] > 0, seconds[limit]))
+
+
+def verdict_of(answer: Limited) -> JobLimit:
+    """Return what an answer says, as the model of stations has it; its gains are None unless all of them are known."""
+    gains = (answer.loaders_gain, answer.worker_gain, answer.window_gain)
+    known = [gain / 1000 for gain in gains if gain is not None]
+    return JobLimit(answer.limit, answer.who, gains=Gains(*known) if len(known) == len(gains) else None)
+
+
+def limit_text(answer: Limited) -> str:
+    """Return an answer in words: where the limit lies and what would be gained, as "reads in workers; gain unknown"."""
+    verdict = verdict_of(answer)
+    return f"{limit_words(verdict)}; {gain_words(verdict.gains)}"

@@ -144,7 +144,7 @@ def _document(order: LoadTestOrder) -> dict[str, Any]:
 
 
 def _run(order: LoadTestOrder, repeat: int) -> dict[str, Any]:
-    """Run one repeat, with its own loaders unless running ones were named; return figures, exit code and curves.
+    """Run one repeat, with its own loaders unless running ones were named; return figures, exit code, limit and curves.
 
     Raise JobError if our own loaders do not start, AttachError if a trainer cannot attach, CrewError if a process of
     the test ends early, ValueError if there are more trainers than batches in a group, and KeyboardInterrupt at Ctrl-C
@@ -171,6 +171,7 @@ def _run(order: LoadTestOrder, repeat: int) -> dict[str, Any]:
         return {
             "figures": figures_of(measured, run.world),
             "exit_code": max(measured.exit_codes, default=0),
+            "limit": measured.limit,
             **curves_of(measured),
         }
 

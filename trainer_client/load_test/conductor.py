@@ -22,6 +22,7 @@ from typing_extensions import Self
 
 from shared.commands import Terminated
 from shared.errors import StokerError
+from trainer_client.core.heard_limits import limit_of_span
 from trainer_client.load_test.delivery_audit import Lap, audited
 from trainer_client.load_test.report.histogram import Histogram
 
@@ -73,6 +74,15 @@ class Measured:
     utilisations: dict[int, float] = field(default_factory=dict)
     compute_s: float = 0.0
     total_s: float = 0.0
+    #: By limit: for how many seconds trainers heard it, all together, and in words what it is and what would help.
+    limits: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    @property
+    def limit(self) -> str:
+        """Return in words what limited the test for longest and what would help; "unknown" if no trainer heard it."""
+        if not self.limits:
+            return "unknown"
+        return self.limits[limit_of_span({limit: seconds for limit, (seconds, _) in self.limits.items()})][1]
 
     @property
     def utilisation(self) -> float | None:
@@ -239,12 +249,14 @@ def _combined(crews: list[_Process], world: int) -> Measured:
 
 
 def _add(measured: Measured, trainer: dict[str, Any]) -> None:
-    """Add one trainer's counts, its utilisation if it computed, and its error if it has one."""
+    """Add one trainer's counts and limits, its utilisation if it computed, and its error if it has one."""
     measured.steps += trainer["steps"]
     measured.rows += trainer["rows"]
     measured.nbytes += trainer["nbytes"]
     measured.compute_s += trainer["compute_s"]
     measured.total_s += trainer["total_s"]
+    for limit, (seconds, text) in trainer["limits"].items():
+        measured.limits[limit] = (measured.limits.get(limit, (0.0, ""))[0] + seconds, text)
     if trainer["compute_s"]:
         measured.utilisations[trainer["rank"]] = trainer["compute_s"] / trainer["total_s"]
     if trainer["error"]:

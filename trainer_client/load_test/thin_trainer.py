@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import StokerError
 from trainer_client.connecting import connect
+from trainer_client.core.heard_limits import limit_text
 from trainer_client.load_test.delivery_audit import Lap
 from trainer_client.load_test.report.histogram import Histogram
 
 if TYPE_CHECKING:
     from trainer_client.batch import Batch
+    from trainer_client.core.heard_limits import HeardLimits
     from trainer_client.feed import Feed
     from trainer_client.session.batch_iterator import Reading
 
@@ -74,6 +76,8 @@ class ThinTrainer(threading.Thread):
         self._stopped = False
         self._first_end_s = 0.0
         self._feed: Feed | None = None
+        #: What the coordinator said that limits the test.
+        self._limits: HeardLimits | None = None
 
     def begin(self, at_s: float) -> None:
         """Train from this moment of the monotonic clock on."""
@@ -106,6 +110,7 @@ class ThinTrainer(threading.Thread):
                 connect_timeout_s=order.connect_timeout_s,
             )
             self._on_ready.release()
+            self._limits = self._feed._session.receiver.stream.limits
             with self._feed:
                 # Until all trainers of all crews have attached: the first would have the loaders to themselves.
                 self._go.wait()
@@ -187,6 +192,13 @@ class ThinTrainer(threading.Thread):
         else:
             self._first_end_s = now_s
 
+    def _heard_limits(self) -> dict[str, tuple[float, str]]:
+        """Return by limit for how many seconds it was heard, and in words what it is and what would help."""
+        limits = self._limits
+        if limits is None:
+            return {}
+        return {limit: (seconds, limit_text(limits.answers[limit])) for limit, seconds in limits.seconds.items()}
+
     def result(self) -> dict[str, Any]:
         """Return its counts and laps as plain values, with its error ("" if none) and exit code (1 even if none)."""
         tally = self.tally
@@ -200,4 +212,5 @@ class ThinTrainer(threading.Thread):
             "compute_s": tally.compute_s,
             "total_s": tally.total_s,
             "laps": [asdict(lap) for lap in self.laps],
+            "limits": self._heard_limits(),
         }

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.metrics.names import WAIT_BOUNDS_S
-from shared.stations.limit import Gains, gain_words
+from shared.stations.limit import gain_words
+from trainer_client.core.heard_limits import verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -129,14 +130,8 @@ def _limit_fields(limit: Limited | None) -> dict[str, str]:
     """Return what limited an epoch, as `limit` and `at` (the one worker or rank), and what would help, as `gain`."""
     if limit is None:
         return {"limit": "unknown"}
-    at, gains = {"at": limit.who} if limit.who else {}, _gains_of(limit)
+    at, gains = {"at": limit.who} if limit.who else {}, verdict_of(limit).gains
     return {"limit": limit.limit, **at, "gain": "unknown" if gains is None else gain_words(gains)}
-
-
-def _gains_of(limit: Limited) -> Gains | None:
-    gains = (limit.loaders_gain, limit.worker_gain, limit.window_gain)
-    known = [gain / 1000 for gain in gains if gain is not None]
-    return Gains(*known) if len(known) == len(gains) else None
 
 
 class Accounts:

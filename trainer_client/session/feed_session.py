@@ -10,6 +10,7 @@ know sockets or TensorFlow, and nothing that it imports knows the `Feed` in fron
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -190,6 +191,11 @@ class FeedSession:
         The latter are in the hands of a reader, such as TensorFlow's prefetching; at most 4096 are counted.
         """
         return self.receiver.stream.slots.count(SlotState.OFFERED), self.accounts.staged
+
+    @property
+    def limit_now(self) -> str:
+        """Return what limits the job now, as the coordinator says; empty if that is unknown, or it is away."""
+        return self.receiver.stream.limits.limit_now(time.monotonic())
 
     # --- runs ---
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shared.wire import messages as m
-from trainer_client.core.heard_limits import HeardLimits, limit_of_span
+from trainer_client.core.heard_limits import HeardLimits, limit_of_span, limit_text
 
 
 def answer(limit: str, window_gain: int | None = None) -> m.Limited:
@@ -77,3 +79,23 @@ def test_the_gain_of_a_larger_window_is_known_while_the_answer_is_fresh(now_s: f
     known = HeardLimits(2.0)
     known.hear(answer("window", 570), 1.0)
     assert known.window_gain(now_s) == gain
+    assert known.limit_now(now_s) == ("" if gain is None else "window")
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ({"limit": "reads", "loaders_gain": 1300, "worker_gain": 390, "window_gain": 570},
+         "reads in workers; twice the window +57 %, endless loaders +130 %"),
+        ({"limit": "worker", "who": "vm-3", "loaders_gain": None, "worker_gain": 1, "window_gain": 1},
+         "worker vm-3, far slower than the others; gain unknown"),
+        ({"limit": "worker", "loaders_gain": None, "worker_gain": None, "window_gain": None},
+         "workers, of which none builds a batch; gain unknown"),
+        ({"limit": "nobody", "loaders_gain": None, "worker_gain": None, "window_gain": None},
+         "nobody, no trainer reads; gain unknown"),
+        ({"limit": "trainers", "loaders_gain": 10, "worker_gain": 0, "window_gain": 0},
+         "trainers; endless loaders would gain nothing"),
+    ],
+)  # fmt: skip
+def test_an_answer_in_words(told: dict[str, Any], text: str) -> None:
+    assert limit_text(m.Limited(**{"who": "", **told})) == text

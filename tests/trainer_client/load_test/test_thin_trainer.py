@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from shared.errors import LostError
+from shared.wire import messages as m
+from trainer_client.core.heard_limits import HeardLimits
 from trainer_client.load_test import thin_trainer
 from trainer_client.load_test.delivery_audit import Discrepancies, audited
 from trainer_client.load_test.thin_trainer import ThinRun, ThinTrainer
@@ -43,6 +46,9 @@ class Feed:
         self.counted = 0
         self.error = None
         self.closed = False
+        self.limits = HeardLimits(2.0)
+        stream = SimpleNamespace(limits=self.limits)
+        self._session = SimpleNamespace(receiver=SimpleNamespace(stream=stream))
 
     def state(self):
         return {"group": 2}
@@ -145,6 +151,15 @@ def test_what_stops_a_feed_is_said_with_the_rank(trained):
     assert trainer.error.startswith("rank 1: feed: expected a live worker")
     assert trainer.result()["steps"] == 3
     assert feed.closed
+
+
+def test_what_the_coordinator_said_of_the_limit_is_in_the_result(trained):
+    trainer, feed = trained()
+    assert trainer.result()["limits"] == {}
+    for at, gain in enumerate((100, 200, 300)):
+        feed.limits.hear(m.Limited(limit="wire", who="", loaders_gain=gain, worker_gain=0, window_gain=0), float(at))
+    text = "the connections to trainers; twice the window +0 %, endless loaders +30 %"
+    assert trainer.result()["limits"] == {"wire": (4.0, text)}
 
 
 def test_a_stopped_trainer_leaves_without_a_word(trained):

@@ -22,6 +22,7 @@ from trainer_client.load_test.report.figures import (
     changes,
     differences,
     figure_rows,
+    limits_text,
     settings_text,
     shown,
 )
@@ -70,6 +71,7 @@ def markdown(document: Mapping[str, Any], old: Mapping[str, Any] | None = None) 
     parts = [
         f"# Load test: {document['mode']}",
         f"{settings_text(document)}.",
+        f"What limits it: {limits_text(document)}.",
         _table(figure_rows(document)),
         *([_comparison(document, old)] if old is not None else []),
         *([f"Limits broken: {'; '.join(document['broken'])}."] if document["broken"] else []),

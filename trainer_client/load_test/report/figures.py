@@ -27,6 +27,7 @@ __all__ = [
     "differences",
     "figure_rows",
     "figures_of",
+    "limits_text",
     "settings_text",
     "shown",
     "together",
@@ -212,6 +213,11 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def settings_text(document: Mapping[str, Any]) -> str:
     """Return the settings of a report that have a value, as text: "name value, name value"."""
     return ", ".join(f"{name} {value}" for name, value in document["settings"].items() if value not in ("", None))
+
+
+def limits_text(document: Mapping[str, Any]) -> str:
+    """Return what limited a report's test, in words; of repeats that differ, each once; "unknown" in older reports."""
+    return ", or ".join(dict.fromkeys(run.get("limit", "unknown") for run in document["runs"])) or "unknown"
 
 
 def figure_rows(document: Mapping[str, Any]) -> list[list[str]]:

@@ -18,6 +18,7 @@ from trainer_client.load_test.report.figures import (
     changes,
     differences,
     figure_rows,
+    limits_text,
     settings_text,
     shown,
 )
@@ -68,6 +69,7 @@ def page(document: Mapping[str, Any], old: Mapping[str, Any] | None) -> str:
         f"<h1>Load test: {escape(document['mode'])}</h1>",
         f'<p class="soft">{escape(settings_text(document))}. {escape(document["at"])}</p>',
         _verdict(document),
+        f"<p><b>What limits it:</b> {escape(limits_text(document))}.</p>",
         _tiles(document["figures"]),
         f'<div class="charts">{_charts(document, old)}</div>',
         f"<h2>All figures</h2>{_html_table(figure_rows(document))}",

@@ -10,7 +10,7 @@ at most: one that was not applied, because its gradients came too late, is no st
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,10 @@ class Scope(Enum):
     SHARE = "share"
 
 
+#: Part of the time from which on a line says why steps wait.
+_WORTH_A_REASON = 0.05
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Counts that only grow, as they are at a moment."""
@@ -62,6 +66,8 @@ class Rates:
     #: Fractions of the time, and of the bytes.
     waiting: float
     padding: float
+    #: What limits the job, if that is worth saying; otherwise empty.
+    limit: str = ""
 
     @classmethod
     def between(cls, before: Figures, now: Figures) -> Rates:
@@ -152,6 +158,7 @@ class Teller:
         rates, self._before = Rates.between(self._before, now), now
         epoch, epoch_steps = session.cursor.epochs_done()
         left_s = seconds_left(rates.steps_per_s, progress.left(epoch), epoch_steps=epoch_steps)
+        rates = replace(rates, limit=session.limit_now if rates.waiting >= _WORTH_A_REASON else "")
         print(progress_line((epoch, totals.steps), loss.get("loss"), rates, left_s, self.scope), flush=True)
         values = {**loss, "steps_per_s": rates.steps_per_s, "waiting": rates.waiting, "padding": rates.padding}
         values |= zip(("batches_ready", "batches_staged"), self._ahead, strict=False)
@@ -209,7 +216,8 @@ def progress_line(
     epoch, step = place
     loss_text = "no samples" if loss is None else f"loss {loss:.4f}"
     pace = f"{rates.steps_per_s:.1f} steps/s"
-    feed = f"waiting {rates.waiting:.1%}, padding {rates.padding:.1%}"
+    limit = f" (limit: {rates.limit})" if rates.limit else ""
+    feed = f"waiting {rates.waiting:.1%}{limit}, padding {rates.padding:.1%}"
     figures = {
         Scope.WHOLE: f"{loss_text}, {pace}, {feed}",
         Scope.FEED: f"{loss_text}, {pace}; this process: {feed}",

@@ -100,3 +100,14 @@ def test_a_test_in_which_nothing_was_read_still_has_a_page():
     made = document(steps=0)
     made["runs"][0] |= {"by_second": [], "wait_curve_ms": [(0.0, 0.0)], "utilisations": []}
     assert "<svg" in page(made, None)
+
+
+def test_what_limited_a_test_is_in_all_forms_and_repeats_that_differ_are_told():
+    made = document(runs=3)
+    for run, limit in zip(
+        made["runs"], ("reads in workers; gain unknown", "trainers; <b>", "trainers; <b>"), strict=True
+    ):
+        run["limit"] = limit
+    assert "What limits it: reads in workers; gain unknown, or trainers; <b>." in markdown(made)
+    assert "reads in workers; gain unknown, or trainers; &lt;b&gt;.</p>" in page(made, None)
+    assert "What limits it: unknown." in markdown(document()), "a report of an older release"

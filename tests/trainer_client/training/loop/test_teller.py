@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from trainer_client.training.loop.teller import Figures, Rates, Scope, progress_line, seconds_left
@@ -43,3 +45,8 @@ def test_the_first_limit_says_how_long_it_takes():
     assert seconds_left(2.0, (None, 1.5, None), epoch_steps=8) == 6.0
     assert seconds_left(0.0, (10, None, 60.0), epoch_steps=None) == 60.0
     assert seconds_left(0.0, (10, None, None), epoch_steps=None) is None
+
+
+def test_a_line_says_what_limits_a_job_that_waits():
+    line = progress_line((0.5, 12), 2.5, replace(RATES, limit="reads"), None)
+    assert f"waiting {RATES.waiting:.1%} (limit: reads), padding" in line
