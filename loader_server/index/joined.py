@@ -57,7 +57,8 @@ class OpenedSource:
         """
         if chain.measured:
             return {key: column[start:stop] for key, column in self.index.measured_lengths(chain).items()}
-        return chain.lengths(self._raw_lengths(start, stop))
+        made = chain.lengths(self._raw_lengths(start, stop))
+        return {key: np.broadcast_to(column, stop - start) for key, column in made.items()}
 
     def _raw_lengths(self, start: int, stop: int) -> dict[str, NDArray[np.int64]]:
         return {key: column[start:stop] for key, column in self.source.lengths.items()}

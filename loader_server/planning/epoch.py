@@ -204,7 +204,8 @@ class EpochPlan:
         spans = [(int(bounds[segment]), int(bounds[segment + 1])) for segment in turns.segments]
         # Lengths that only shape a batch are read only if batches are padded to their longest samples.
         wanted = dict.fromkeys([*recipe.limits.deciding, *(() if recipe.fixed_shapes else recipe.tally.others)])
-        lengths = {key: np.concatenate([recipe.table.lengths(key, *span) for span in spans]) for key in wanted}
+        read = {key: np.concatenate([recipe.table.lengths(key, *span) for span in spans]) for key in wanted}
+        lengths = {key: recipe.limits.counted(key, column) for key, column in read.items()}
         samples = np.concatenate([np.arange(*span) for span in spans])
         cycles = np.repeat(turns.cycles, [stop - start for start, stop in spans])
         buckets = bucket_of(lengths, recipe.limits, recipe.tally.edges, recipe.tally.others)

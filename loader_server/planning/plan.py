@@ -273,7 +273,8 @@ def _digest(table: LengthTable, settings: PlanSettings, limits: tuple[Limits, ..
     later = {name for name in ("carry", "rows") if not getattr(settings, name)}
     fields = [field.name for field in dataclasses.fields(settings) if field.name not in later]
     written = [f"{name}={getattr(settings, name)!r}" for name in fields]
-    steps = [f"{name}={value!r}" for stage in limits for name, value in dataclasses.asdict(stage).items()]
+    facts = [(name, value) for stage in limits for name, value in dataclasses.asdict(stage).items()]
+    steps = [f"{name}={value!r}" for name, value in facts if name != "keeps_empty" or value]
     return fingerprint(
         f"planner {PLANNER_VERSION}", table.fingerprint, *table.keys, *written, *steps, f"seed and sources={more}"
     )

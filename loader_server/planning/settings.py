@@ -82,6 +82,13 @@ def _boundary(length: object) -> Amount:
     return boundary
 
 
+def _least_length(value: object) -> Amount:
+    """Return a length, which may also be written as 0 without a unit; raise BadValue for anything else."""
+    # By type, as False is 0 to Python.
+    least: Amount = Amount(0.0, "steps") if type(value) is int and value == 0 else length_amount(value)
+    return least
+
+
 def _max_length(value: object) -> Amount | Stages:
     """Return a length, or a curriculum's lengths by epoch, ascending.
 
@@ -186,7 +193,11 @@ class PlanSettings:
     )
     window: int = setting(whole(1), "samples that are shuffled and bucketed together", default=262_144)
     max_rows: int = setting(whole(0), "the most rows of a batch; 0: as many as the budget allows", default=0)
-    min_length: Amount | None = setting(length_amount, "shorter samples are dropped, and counted", default=None)
+    min_length: Amount | None = setting(
+        _least_length,
+        "shorter samples are dropped, and counted; without it those of length 0 are, and with 0 none is",
+        default=None,
+    )
     max_length: Amount | Stages | None = setting(
         _max_length,
         'longer samples are dropped, and counted; or a curriculum: { 0 = "4 s", 2 = "8 s" } from epochs 0 and 2 on',
@@ -264,6 +275,8 @@ class Limits:
     #: The key by which buckets are divided into sub-buckets, and into how many; None and 1 if they are not.
     sub_key: str | None
     subs: int
+    #: Whether samples of length 0 take part. They count as one step, so that each has a cell.
+    keeps_empty: bool = False
 
     @property
     def deciding(self) -> tuple[str, ...]:
@@ -277,6 +290,11 @@ class Limits:
         if self.max_length is None or not self.boundaries:
             return self.max_length
         return min(self.max_length, self.boundaries[-1])
+
+    def counted(self, key: str, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return a key's lengths as they count for bucket and budget: 0 as 1 if such samples of the key take part."""
+        # Samples that a filter drops have lengths below 0, and keep them.
+        return np.where(lengths == 0, 1, lengths) if self.keeps_empty and key == self.key else lengths
 
     def padded(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the lengths rounded up to `length_multiple`."""
@@ -360,6 +378,7 @@ def limits_of(settings: PlanSettings, *, key: str, per_second: Mapping[str, floa
         boundaries=tuple(sorted(boundaries)),
         sub_key=next(iter(settings.sub_buckets or {}), None),
         subs=next(iter((settings.sub_buckets or {}).values()), 1),
+        keeps_empty=settings.min_length is not None and settings.min_length.value == 0,
         budgets={other: steps(f"limits.{other}", most, other) for other, most in (settings.limits or {}).items()},
     )
 

@@ -190,7 +190,8 @@ class _LengthPasses:
     def blocks(self) -> Iterator[tuple[int, int, dict[str, Integers]]]:
         """Yield each block's first sample, the one after its last, and the lengths that decide; table errors pass."""
         for start, stop in _blocks(self.table.segments):
-            yield start, stop, {key: self.table.lengths(key, start, stop) for key in self.limits.deciding}
+            limits, table = self.limits, self.table
+            yield start, stop, {key: limits.counted(key, table.lengths(key, start, stop)) for key in limits.deciding}
             self._done += stop - start
             self.progress(self._done, self.total)
 
@@ -354,5 +355,6 @@ def _nothing_left(table: LengthTable, dropped: Integers, limits: Limits) -> Data
         expected="at least one sample to plan",
         got=f"{int(table.segments[-1])} samples, all dropped ({reasons})" if reasons else "no samples",
         where="plan" if limits.max_length is None else f"plan, samples of at most {limits.max_length} steps",
-        remedy="Check min_length, max_length, limits and filter, and that the source is the right one.",
+        remedy="Check min_length, max_length, limits and filter, and that the source is the right one."
+        + (" min_length = 0 keeps samples of length 0." if dropped[_REASONS.index("empty")] else ""),
     )

@@ -158,6 +158,7 @@ class Chain:
     def lengths(self, raw_lengths: Lengths) -> dict[str, NDArray[np.int64]]:
         """Return the length of every padded field, given those of raw samples.
 
+        If raw samples have none, a rule that gives a single number leaves it so, for as many samples as there are.
         Undeclared transforms count as changing no length. Raise SettingsError if a rule asks for a length that is
         missing, or does not give whole numbers, and KeyError if a padded field has none. Other errors of the rules
         pass.
@@ -466,6 +467,8 @@ def _may_refuse(step: NamedTransform) -> LengthRule | None:
 def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]:
     """Return the lengths by a declared rule, one for each sample even if the rule gives a single number.
 
+    That number is returned if there are no lengths yet, from which to tell how many samples there are.
+
     Raise SettingsError unless they are whole numbers, or if the rule asks for a length that is missing; ValueError if
     they are neither one nor as many as samples. Other errors of the rule pass.
     """
@@ -474,7 +477,8 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
         raise SettingsError(
             expected="lengths that are whole numbers", got=str(made.dtype), where=where, remedy="Divide with //."
         )
-    return np.broadcast_to(made.astype(np.int64), next(iter(lengths.values())).shape)
+    # Samples of single values have no lengths, so only the caller knows how many there are.
+    return np.broadcast_to(made.astype(np.int64), next((column.shape for column in lengths.values()), made.shape))
 
 
 def _applied(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:

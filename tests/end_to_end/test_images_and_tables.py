@@ -82,6 +82,30 @@ def test_a_table_comes_in_batches_of_256_rows_whole_and_put_together(tmp_path: P
             }[stream]  # fmt: skip
 
 
+DECLARED = """
+import numpy as np
+from loader_server.transforms import transform
+
+@transform({"x": ("float32", None)}, lengths={"x": lambda lengths: 3}, draws=False)
+def three(sample, rng):
+    sample["x"] = np.full(sample["label"] % 4, 9, np.float32)
+"""
+
+
+def test_keys_that_vary_are_padded_to_the_longest_also_if_the_source_has_no_lengths(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", label=np.arange(50, dtype=np.int32))
+    (tmp_path / "my_threes.py").write_text(DECLARED)
+    job = '[job]\nname = "j"\nlisten = "tcp://127.0.0.1:*"\n[streams.train]\nsource = "numpy"\npaths = ["a.npz"]\n'
+    (tmp_path / "job.toml").write_text(job + 'rows = 16\ntransforms = ["my_threes:three"]\npadding = { x = -1 }\n')
+    with running(tmp_path / "job.toml", workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
+        batches = [{key: value.copy() for key, value in batch.items()} for batch in feed]
+    assert [batch["x"].shape for batch in batches] == [(16, 3)] * 4
+    for batch in batches:
+        lengths = np.where(batch["weight"] > 0, batch["label"] % 4, 0)
+        assert batch["x_length"].tolist() == lengths.tolist()
+        assert batch["x"].tolist() == np.where(np.arange(3) < lengths[:, None], 9.0, -1.0).tolist()
+
+
 def test_images_come_in_batches_of_so_many_rows_drawn_anew_in_each_epoch(tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow")
     write_pictures(tmp_path / "pictures-0.tar", 20)
@@ -112,6 +136,10 @@ def test_images_come_in_batches_of_so_many_rows_drawn_anew_in_each_epoch(tmp_pat
         (lambda text: text.replace("rows = 256", 'length = "age"\nbudget = "256 steps"'), "rows = 32, and no length"),
         (lambda text: text.replace("rows = 256", ""), "write rows = 32 instead of a budget"),
         (lambda text: text.replace("rows = 256", "rows = 256\nshapes = 4"), "got none with shapes = 4"),
+        (
+            lambda text: text.replace("rows = 256", 'rows = 256\nchunk = "3 steps"'),
+            "length, the key along which samples",
+        ),
     ],
 )
 def test_a_size_that_does_not_fit_is_refused_while_indexing_with_what_to_write(

@@ -49,6 +49,10 @@ packing = "40 tokens"
 padding = { text = "tokenizer" }
 [streams.packed.tokenizers]
 models = { text = "a.json" }
+
+[streams.pipeline]
+source = "pipeline"
+base = "packed"
 """
 
 
@@ -72,7 +76,7 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Loaders, i
             file.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
     (folder / "a.txt").write_text("\n".join((*TEXTS, "")))
     (folder / "job.toml").write_text(JOB)
-    with running(folder / "job.toml", workers=1) as loaders:
+    with running(folder / "job.toml", workers=1, tensorflow=True) as loaders:
         yield loaders, tokenizer.token_to_id("<pad>")
 
 
@@ -107,6 +111,17 @@ def test_gaps_of_packed_rows_hold_it_too(token: tuple[Loaders, int]) -> None:
     assert sum(int((batch["text_segment"] == 0).sum()) for batch in batches) > 0
 
 
+def test_batches_that_a_pipeline_pads_hold_what_its_base_asks_for(token: tuple[Loaders, int]) -> None:
+    loaders, padding = token
+    with trainer_client.connect(loaders.endpoint, stream="pipeline") as feed:
+        elements = [{key: tensor.numpy() for key, tensor in element.items()} for element in feed.pipeline()]
+    for element in elements:
+        outside = np.arange(element["text"].shape[1]) >= element["text_length"][:, None]
+        assert (element["text"][outside] == padding).all()
+        assert (element["text"][~outside] != padding).all()
+    assert sum(map(len, (element["text"] for element in elements))) == len(TEXTS)
+
+
 def test_plan_names_a_padding_token_that_nobody_asked_for(tmp_path: Path) -> None:
     train_tokenizer(tmp_path / "a.json")
     tokenizer = Tokenizer.from_file(str(tmp_path / "a.json"))
@@ -114,7 +129,7 @@ def test_plan_names_a_padding_token_that_nobody_asked_for(tmp_path: Path) -> Non
     tokenizer.save(str(tmp_path / "a.json"))
     (tmp_path / "a.txt").write_text("\n".join((*TEXTS, "")))
     job = tmp_path / "job.toml"
-    stream = JOB[JOB.index("[streams.packed]") :].replace("packed", "train")
+    stream = JOB[JOB.index("[streams.packed]") : JOB.index("[streams.pipeline]")].replace("packed", "train")
     job.write_text('[job]\nname = "text"\n' + stream.replace('padding = { text = "tokenizer" }\n', ""))
     assert run_module("loader_server", "index", str(job))[0] == 0
     code, printed, errors = run_module("loader_server", "plan", str(job))
@@ -126,3 +141,5 @@ def test_plan_names_a_padding_token_that_nobody_asked_for(tmp_path: Path) -> Non
     code, _, errors = run_module("loader_server", "plan", str(job))
     assert code == 1
     assert 'a value that "text" can hold: an integer from -2147483648 to 2147483647, as it is int32' in errors
+    job.write_text('[job]\nname = "text"\n[streams.train]\nsource = "pipeline"\nbase = "x"\npadding = { text = 3 }\n')
+    assert "the pipeline itself makes whole batches" in run_module("loader_server", "index", str(job))[2]

@@ -66,14 +66,16 @@ class ChunkRule:
     def read(settings: ChunkSettings, stream: StreamSettings, plan: PlanSettings, where: str) -> ChunkRule | None:
         """Return the rule that the settings ask for, or None if nothing is to be cut.
 
-        Raise a SettingsError for `chunk_step` or `carry` without `chunk`, for `carry` with another `chunk_step` or
-        without lockstep, and for chunks longer than a `max_length` in the same unit.
+        Raise a SettingsError for `chunk_step` or `carry` without `chunk`, for `chunk` without `length`, for `carry`
+        with another `chunk_step` or without lockstep, and for chunks longer than a `max_length` in the same unit.
         """
         length, step = settings.chunk, settings.chunk_step
         if length is None:
             if step is not None or plan.carry:
                 raise _chunk_missing("carry = true" if step is None else f'chunk_step = "{step}"', where)
             return None
+        if not stream.length:
+            raise _uncuttable(where)
         # Whose state a batch needs has to follow from its number: so chunks follow each other without a gap, and each
         # trainer gets the next chunk of its own rows.
         if plan.carry and step not in (None, length):
@@ -180,6 +182,16 @@ def _chunk_missing(got: str, where: str) -> SettingsError:
         got=f"{got} alone",
         where=f"{where}, {name}",
         remedy=f'Write chunk = "10 s" as well, or leave {name} out.',
+    )
+
+
+def _uncuttable(where: str) -> SettingsError:
+    """Return the error for samples that are to be cut although no key is named."""
+    return SettingsError(
+        expected="length, the key along which samples are cut (chunk)",
+        got="no such setting",
+        where=f"{where}, length",
+        remedy="Name a key with a padded axis, or leave chunk out.",
     )
 
 

@@ -117,6 +117,25 @@ def test_packed_samples_share_rows_and_are_told_apart(make: Callable[..., Builde
 
 
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource, ColumnSource])
+def test_an_empty_sample_has_a_valid_row_or_a_place_without_marks(
+    make: Callable[..., Builder], source: type[MemorySource], *, packed: bool
+) -> None:
+    """Sample 0 has no tokens."""
+    built, arrays = build(make(source(), packed=packed), memory_want(0))
+    if packed:
+        assert arrays["tokens_segment"][0].tolist() == [0] * 5 + [2, 0, 0, 0, 0] + [3, 3, 0, 0, 0]
+        assert arrays["tokens_length"].tolist() == [12, 0, 3, 0, 0]
+        assert arrays["tag"].tolist() == [0, -1, 3, -1, -1]
+    else:
+        assert arrays["tokens"].tolist() == [[0] * 6, [2] + [0] * 5, [3, 3] + [0] * 4, [4] * 3 + [0] * 3, [0] * 6]
+        assert arrays["tokens_length"].tolist() == [0, 1, 2, 3, 0]
+        assert arrays["weight"].tolist() == [1, 1, 1, 1, 0]
+        assert arrays["tag"].tolist() == [0, 1, 2, 3, -1]
+    assert (built.masked, built.rows) == (0, 2 if packed else 4)
+
+
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize("source", [MemorySource, GatheringSource, ColumnSource])
 def test_padding_fills_each_cell_that_holds_no_sample_and_changes_nothing_else(
