@@ -17,9 +17,10 @@ import numpy as np
 from loader_server.sources.arrays.arrow_columns import ColumnValues, lengths_and_faults, value_of, values_of
 from loader_server.sources.arrays.arrow_types import unusable
 from loader_server.sources.arrays.columnar_files import BROKEN, ColumnarFiles
-from loader_server.sources.arrays.file_columns import common_rates, joined_columns
+from loader_server.sources.arrays.file_columns import common_rates
 from loader_server.sources.arrays.row_groups import RowGroups
 from loader_server.sources.batch_columns import joined_parts, parted
+from loader_server.sources.columns_at_once import MOST_AT_ONCE, joined_columns
 from loader_server.sources.files.opening import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory
@@ -38,8 +39,6 @@ __all__ = ["ColumnarSource"]
 _FILES_IN_SEGMENT = 256
 #: Rows of a piece with recordings or images, whose headers are looked at one by one.
 _FILES_IN_PIECE = 64
-#: Most bytes of samples that are decoded together: they are in memory at once, and share one sample's time limit.
-_MOST_AT_ONCE = 16 * 2**20
 
 
 class ColumnarSource(ColumnarFiles):
@@ -307,7 +306,7 @@ class ColumnarSource(ColumnarFiles):
         for any of them.
         """
         sizes = self.decoded_bytes({name: column[samples] for name, column in self.indexed.numbers.items()})
-        if not len(samples) or (sizes is not None and sizes.sum() > _MOST_AT_ONCE):
+        if not len(samples) or (sizes is not None and sizes.sum() > MOST_AT_ONCE):
             return None
         return joined_columns(list(map(self.decode, samples, raw)), self.fields)
 

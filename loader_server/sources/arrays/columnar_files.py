@@ -7,7 +7,7 @@ keeps. A format says which groups a file has, and reads the columns of a group.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -182,8 +182,8 @@ class ColumnarFiles(Source):
         SettingsError or MachineError.
         """
         rates = self.indexed.about.get("rates", {}) if hasattr(self, "indexed") else {}
-        fields = fields_of_rows(column_in_batch(kind) for kind in self._kinds if kind.holds not in ("text", "bytes"))
-        return tuple(replace(field, per_second=float(rates.get(field.key, 0)) or None) for field in fields)
+        columns = (column_in_batch(kind) for kind in self._kinds if kind.holds not in ("text", "bytes"))
+        return fields_of_rows(columns, rates)
 
     @property
     def gathers(self) -> bool:
