@@ -279,8 +279,38 @@ class ColumnarSource(ColumnarFiles):
         than `cache` or its file cannot be opened, and an IndexError if a number is out of range. Other errors of
         `_decode_group` pass, such as an OSError of the disk.
         """
+        values = self._values_of_row if self._reads_rows else self._kept.values
         for sample in samples:
-            yield joined_parts(self._kept.values(int(self._rows[self.checked(sample)])))
+            yield joined_parts(values(int(self._rows[self.checked(sample)])))
+
+    @cached_property
+    def _reads_rows(self) -> bool:
+        """Return whether single rows are read from their files, with no group kept in memory.
+
+        So it is if that is cheap for the format, and files of recordings or images are larger together than `cache`:
+        samples of a window then need far more groups than are kept. Raise what `_arrays_of` raises.
+        """
+        if self.gathers or sum(facts["bytes"] for facts in self.indexed.origin) <= self.settings.cache:
+            return False
+        return self._reads_rows_quickly(self._about["paths"][self._about["file"][0]], self._about["place"][0])
+
+    def _reads_rows_quickly(self, path: str, place: int) -> bool:
+        """Return whether a row of a group is read without decoding all of the group; False by default."""
+        return False
+
+    def _values_of_row(self, row: int) -> list[bytes]:
+        """Return the bytes of all columns of a row, from its file.
+
+        Raise a ReadError if its group cannot be decoded or its file has changed, and besides what `_arrays_of` raises.
+        """
+        group = self._group_of(row)
+        path, arrays = self._arrays_of(group)
+        at = row - int(self._firsts[group])
+        pairs = zip(arrays, self._kinds, strict=True)
+        values = [values_of(array.slice(at, 1), kind).values.tobytes() for array, kind in pairs]
+        # After copying: a file that was written over meanwhile must not get into a batch.
+        self._in_use.refuse_changed(path)
+        return values
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the values of all columns: new arrays, numbers as arrays without axes, texts and bytes.
