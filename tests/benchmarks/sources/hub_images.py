@@ -69,7 +69,9 @@ def _write(folder: Path) -> None:
         file = io.BytesIO()
         Image.fromarray(noisy).save(file, format="jpeg", quality=90)
         files.append({"bytes": file.getvalue(), "path": f"{number}.jpg"})
-    about = json.dumps({"info": {"features": {"image": {"_type": "Image"}, "label": {"_type": "Value"}}}})
+    about = json.dumps(
+        {"info": {"features": {"image": {"_type": "Image"}, "label": {"dtype": "int64", "_type": "Value"}}}}
+    )
     column = pa.array(files, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
     table = pa.table({"image": column, "label": pa.array(np.arange(_SAMPLES) % 10)})
     table = table.replace_schema_metadata({"huggingface": about})
