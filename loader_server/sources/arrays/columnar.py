@@ -159,7 +159,7 @@ class ColumnarSource(ColumnarFiles):
         about = self._about
         path, place = about["paths"][about["file"][group]], about["place"][group]
         try:
-            return path, self._read_group(path, place, keys or [kind.key for kind in self._kinds])
+            return path, self._read_group(path, place, self._columns_of(keys or [kind.key for kind in self._kinds]))
         except BROKEN as error:
             # The disk failed, not the format: the caller tries again (see Source.read).
             if isinstance(error, OSError) and error.errno is not None:

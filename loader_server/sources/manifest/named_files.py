@@ -33,10 +33,10 @@ from loader_server.sources.remote.urls import is_url, joined
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source, texts_of_column
 from shared.errors import DataError, ReadError, SampleError, SettingsError
 from shared.hashing import fingerprint
-from shared.settings.parsers import by_key, choice, setting, texts
+from shared.settings.parsers import by_key, choice, setting, text, texts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -59,6 +59,12 @@ class FilesSettings:
     paths: tuple[str, ...] = setting(texts, "manifests, .csv or .jsonl, relative to the job file")
     columns: tuple[tuple[str, str], ...] = setting(
         by_key(choice(*KINDS)), 'what each column becomes, such as { mel = "array", photo = "image", label = "int64" }'
+    )
+    rename: tuple[tuple[str, str], ...] = setting(
+        by_key(text),
+        'keys for columns that are called otherwise in the manifests, such as { audio = "wav" }',
+        default=(),
+        later=True,
     )
     resize: tuple[int, ...] = resize_setting()
     colours: str = colours_setting()
@@ -90,9 +96,11 @@ class FilesSource(Source):
     def _asked(self) -> tuple[CellForm, ...]:
         """Return the columns that the job file names, files first; their files are not looked at.
 
-        Raise a SettingsError if none is of files, or if there are too many.
+        Raise a SettingsError if none is of files, if there are too many, or if `rename` does not fit them.
         """
-        forms = [CellForm(key=key, kind=kind) for key, kind in self.settings.columns]
+        keys = {column: key for key, column in self.settings.rename}
+        forms = [CellForm(key=keys.get(column, column), kind=kind) for column, kind in self.settings.columns]
+        self._refuse_other_names({form.key for form in forms})
         if not any(form.is_file for form in forms) or len(forms) > _MOST_COLUMNS:
             raise SettingsError(
                 expected=f'at most {_MOST_COLUMNS} columns, one of them "array", "image" or "audio"',
@@ -101,6 +109,23 @@ class FilesSource(Source):
                 remedy='Name a column of files: columns = { mel = "array" }.',
             )
         return tuple(sorted(forms, key=lambda form: not form.is_file))
+
+    def _refuse_other_names(self, keys: set[str]) -> None:
+        """Raise a SettingsError if `rename` names a column that `columns` does not, or two columns got one key."""
+        named = dict(self.settings.columns)
+        lacking = [column for _, column in self.settings.rename if column not in named]
+        if lacking or len(keys) < len(named):
+            raise SettingsError(
+                expected="a key of its own for each column of `columns`",
+                got=f'"{lacking[0]}", which `columns` lacks' if lacking else "two columns of one key",
+                where=f"{self.of_job.table}, rename",
+                remedy='Mend `rename`, which names columns by keys: rename = { audio = "wav" }.',
+            )
+
+    def _columns_of(self, forms: Iterable[CellForm]) -> list[str]:
+        """Return what the manifests call the columns of these forms."""
+        named = dict(self.settings.rename)
+        return [named.get(form.key, form.key) for form in forms]
 
     @cached_property
     def _forms(self) -> tuple[CellForm, ...]:
@@ -113,7 +138,7 @@ class FilesSource(Source):
 
     def _first_rows(self) -> Iterator[ManifestRow | BadRow]:
         """Return the first rows of the manifests; errors of reading these pass."""
-        first, *others = (form.key for form in self._asked)
+        first, *others = self._columns_of(self._asked)
         columns = Columns(first, "", tuple(others), may_cut=False)
         manifests = enumerate(map(self.files.path, self.settings.paths))
         rows = (row for at, manifest in manifests for row in read_rows(manifest, at, columns, columns.others))
@@ -174,11 +199,11 @@ class FilesSource(Source):
         cannot be asked or read, and a SettingsError if its library is missing. MachineError of the cache of remote
         files passes.
         """
-        keys = [form.key for form in self._asked if form.is_file]
-        return self.files.stamp(named_files(self.settings.paths, self.files, keys))
+        columns = self._columns_of(form for form in self._asked if form.is_file)
+        return self.files.stamp(named_files(self.settings.paths, self.files, columns))
 
     def _surveyed(self) -> Inventory:
-        wanted = [form.key for form in self._asked]
+        wanted = self._columns_of(self._asked)
         return survey_manifests(self.settings.paths, self.files, partial(columns_wanted, wanted=wanted))
 
     def survey(self) -> Inventory:

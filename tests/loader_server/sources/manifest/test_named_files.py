@@ -119,6 +119,20 @@ def test_images_are_resized(tmp_path: Path) -> None:
     assert decoded(source, 1)["photo"].shape == (6, 8, 3)
 
 
+def test_columns_may_have_other_keys(tmp_path: Path) -> None:
+    name = manifest(tmp_path, [saved(tmp_path, row) for row in range(2)], "train.csv")
+    columns, rename = {"speech": "audio", "text": "text"}, {"audio": "speech"}
+    source, _ = opened(tmp_path, name, columns=columns, rename=rename)
+    assert list(decoded(source, 1)) == ["audio", "audio_rate", "text"]
+    assert source.stamp() != ""
+    before = source.stamp()
+    soundfile.write(tmp_path / "1.wav", np.zeros(70), 8000)
+    assert source.stamp() != before
+    for wrong, got in (({"audio": "sound"}, '"sound", which `columns` lacks'), ({"text": "speech"}, "two columns of")):
+        with pytest.raises(SettingsError, match=f"a key of its own for each column of `columns`, got {got}"):
+            opened(tmp_path, name, columns=columns, rename=wrong)
+
+
 # --- what is refused ---
 
 
