@@ -85,16 +85,25 @@ def _reordered(columns: Sequence[Ragged], order: NDArray[np.int64]) -> Ragged:
     return Ragged(np.concatenate([column.values for column in columns])[at], lengths)
 
 
-def fields_of_rows(columns: Iterable[tuple[str, str, tuple[int, ...], bool]]) -> tuple[Field, ...]:
+def fields_of_rows(
+    columns: Iterable[tuple[str, str, tuple[int, ...], bool]], rates: Mapping[str, int] | None = None
+) -> tuple[Field, ...]:
     """Return the fields of columns whose rows are samples.
 
     Each column is given by its key, its dtype, the fixed axes of a value, and whether a sample has a varying number of
-    values. If none has, the first axis of each sample counts as its length.
+    values. If none has, the first axis of each sample counts as its length. `rates` are the steps in a second of those
+    columns that have a time.
     """
+    known = rates or {}
     listed = list(columns)
     padded = not any(ragged for *_, ragged in listed)
     return tuple(
-        Field(key=key, dtype=dtype, shape=_shape(inner, ragged=ragged, padded=padded))
+        Field(
+            key=key,
+            dtype=dtype,
+            shape=_shape(inner, ragged=ragged, padded=padded),
+            per_second=float(known.get(key, 0)) or None,
+        )
         for key, dtype, inner, ragged in listed
     )
 

@@ -27,6 +27,7 @@ __all__ = ["SOURCES", "SourceSpec", "dotted_name", "settings_of_sources", "sourc
 #: The sources of this package. A new one is added here.
 SOURCES: dict[str, str] = {
     "manifest": "loader_server.sources.manifest.source:ManifestSource",
+    "files": "loader_server.sources.manifest.named_files:FilesSource",
     "hdf5": "loader_server.sources.hdf5.source:Hdf5Source",
     "kaldi": "loader_server.sources.speech.kaldi:KaldiSource",
     "lhotse": "loader_server.sources.speech.lhotse:LhotseSource",

@@ -56,6 +56,35 @@ def manifest(folder: Path) -> SourceCase:
     return SourceCase(spec=spec_of("manifest", folder, paths=paths), change=change, bad=bad)
 
 
+def files(folder: Path) -> SourceCase:
+    """Arrays, images and recordings in files, in two manifests, some of them unusable."""
+    (folder / "more").mkdir()
+    rows = []
+    for row in range(24):
+        name, noise = f"{'more/' if row % 2 else ''}{row}", np.random.default_rng(row)
+        np.save(folder / f"{name}.npy", noise.random((row % 4 + 1, 3), np.float32))
+        np.savez_compressed(folder / f"{name}.npz", noise.integers(0, 9, row % 3))
+        PIL.Image.fromarray(noise.integers(0, 255, (4, 5, 3), np.uint8)).save(folder / f"{name}.png")
+        soundfile.write(folder / f"{name}.flac", noise.uniform(-0.5, 0.5, 100 + row), 8000, subtype="PCM_16")
+        rows.append([f"{name}.npy", f"{name}.npz", f"{name}.png", f"{name}.flac", str(row % 2), "x" * row])
+    (folder / "0.npy").write_bytes(b"no array at all")
+    np.save(folder / "4.npy", np.zeros((2, 4), np.float32))
+    PIL.Image.new("RGB", (9, 9)).save(folder / "6.png")
+    rows[8][0], rows[10][4], rows[12][1], rows[14] = "gone.npy", "many", "", rows[16]
+    head = "mel,codes,photo,speech,label,text"
+    for place, manifest in enumerate(("a.csv", "more/b.csv")):
+        own = [",".join(cells).replace("more/", "") for cells in rows[place::2]]
+        (folder / manifest).write_text("\n".join([head, *own]))
+
+    def change() -> None:
+        np.save(folder / "2.npy", np.ones((3, 3), np.float32))
+
+    columns = {"mel": "array", "codes": "array", "photo": "image", "speech": "audio", "label": "int64", "text": "text"}
+    reasons = ("undecodable", "other_array", "other_size", "missing_file", "wrong_type", "missing_column", "duplicate")
+    spec = spec_of("files", folder, paths=["a.csv", "more/b.csv"], columns=columns)
+    return SourceCase(spec=spec, change=change, bad=dict.fromkeys(reasons, 1))
+
+
 def hdf5(folder: Path) -> SourceCase:
     """Ragged values in one piece and in chunks, labels, and texts, one of which is no UTF-8."""
     write_ragged(folder / "a.h5", ragged(3, 1, 0, 7))
@@ -335,6 +364,7 @@ def map_style(folder: Path) -> SourceCase:
 #: By what a job file calls the source.
 FIXTURES: dict[str, Callable[[Path], SourceCase]] = {
     "manifest": manifest,
+    "files": files,
     "hdf5": hdf5,
     "kaldi": kaldi,
     "lhotse": lhotse,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import PIL.Image
 import pyarrow.parquet
 import pytest
 
@@ -169,6 +170,18 @@ def test_images_of_the_hub(tmp_path: Path) -> None:
     assert index_streams(made, ["train"])["train"].samples == ROWS
     fields = Stream(made, "train").chain.fields
     assert [(field.key, field.shape) for field in fields] == [("image", (None, 224, 3)), ("label", ())]
+
+
+def test_files_named_by_a_manifest(tmp_path: Path) -> None:
+    for row in range(3):
+        np.save(tmp_path / f"{row}.npy", np.zeros((row + 1, 80), np.float32))
+        PIL.Image.new("RGB", (20 + row, 10)).save(tmp_path / f"{row}.png")
+    rows = [f"{row}.npy,{row}.png,{row},some text,more" for row in range(3)]
+    (tmp_path / "train.csv").write_text("\n".join(["mel,photo,label,text,further", *rows]))
+    made = job(tmp_path, example("toml", 'source = "files"'))
+    assert index_streams(made, ["train"])["train"].samples == 3
+    fields = Stream(made, "train").chain.fields
+    assert {field.key: field.shape for field in fields} == {"mel": (None, 80), "photo": (224, 224, 3), "label": ()}
 
 
 def test_numpy_arrays(tmp_path: Path) -> None:

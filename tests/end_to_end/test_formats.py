@@ -38,6 +38,7 @@ FORMATS = {
     "arrow": ('paths = ["saved"]', "audio", "label"),
     "numpy": ('paths = ["arrays.npz"]', "audio", "label"),
     "hdf5": ('paths = ["a.h5"]', "audio", "label"),
+    "files": ('paths = ["files.jsonl"]\ncolumns = { audio = "array", label = "int32" }', "audio", "label"),
     "kaldi": ('paths = ["data"]\nvalues = "features"', "features", ""),
 }
 JOB = '[job]\nname = "formats"\nlisten = "tcp://127.0.0.1:*"\n'
@@ -76,6 +77,13 @@ def write_columns_of_each_kind(folder: Path) -> None:
             file[name] = array
 
 
+def write_a_file_for_each_sample(folder: Path) -> None:
+    for number, values in zip(NUMBERS, VALUES, strict=True):
+        np.save(folder / f"{number}.npy", values)
+    rows = ({"audio": f"{number}.npy", "label": number} for number in NUMBERS)
+    (folder / "files.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
 def write_folder_of_kaldi(folder: Path) -> None:
     write_features(folder / "data", {f"u{n}": one for n, one in zip(NUMBERS, VALUES, strict=True)})
     table(folder / "data", "text", *(f"u{n} {n}" for n in NUMBERS))
@@ -87,6 +95,7 @@ def loaders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaders]:
     write_records_of_each_kind(folder)
     write_columns_of_each_kind(folder)
     write_folder_of_kaldi(folder)
+    write_a_file_for_each_sample(folder)
     streams = (STREAM.format(name, said, length) for name, (said, length, _) in FORMATS.items())
     (folder / "job.toml").write_text(JOB + "".join(streams))
     with running(folder / "job.toml", workers=1) as loaders:

@@ -41,6 +41,7 @@ READERS = {
     "manifest": 'source = "manifest"\npaths = ["odd"]\nlength = "audio"',
     "manifest in CSV": 'source = "manifest"\npaths = ["odd.csv"]\nlength = "audio"',
     "manifest in JSON": 'source = "manifest"\npaths = ["odd.jsonl"]\nlength = "audio"',
+    "files": 'source = "files"\npaths = ["odd.csv"]\ncolumns = { a = "array" }\nlength = "a"',
     "lines": TEXT.replace("a.txt", "odd"),
     "parallel": TEXT.replace("lines", "parallel").replace('["a.txt"]', '{ text = "a.txt", b = "odd" }'),
     "jsonl": TEXT.replace("lines", "jsonl").replace("a.txt", "odd.jsonl"),

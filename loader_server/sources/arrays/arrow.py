@@ -148,6 +148,20 @@ class ArrowSource(ColumnarSource):
                 _refuse_wrong_offsets(array)
         return arrays
 
+    def _reads_rows_quickly(self, path: str, place: int) -> bool:
+        """Return whether the record batch at `place` lies in a local file as it is, so that a row is a slice of a map.
+
+        That is so unless it is compressed. Raise an error of `BROKEN` if the file is missing or the batch is damaged.
+        """
+        if self.files.are_remote:
+            return False
+        with self.files.local(path) as local, pa.memory_map(str(local)) as mapped:
+            schema = self._schema(mapped)
+            mapped.seek(place)
+            message = pa.ipc.read_message(mapped)
+            # Buffers that lie in the message are not larger than it; unpacked ones are new.
+            return bool(pa.ipc.read_record_batch(message, schema).get_total_buffer_size() <= message.body.size)
+
 
 def _refuse_no_end(mapped: Any, place: int) -> None:
     """Raise a ValueError if the mark of a file's end, or four zeros, is not at `place`, where record batches end.

@@ -17,9 +17,10 @@ import numpy as np
 from loader_server.sources.arrays.arrow_columns import ColumnValues, lengths_and_faults, value_of, values_of
 from loader_server.sources.arrays.arrow_types import unusable
 from loader_server.sources.arrays.columnar_files import BROKEN, ColumnarFiles
-from loader_server.sources.arrays.file_columns import common_rates, joined_columns
+from loader_server.sources.arrays.file_columns import common_rates
 from loader_server.sources.arrays.row_groups import RowGroups
 from loader_server.sources.batch_columns import joined_parts, parted
+from loader_server.sources.columns_at_once import MOST_AT_ONCE, joined_columns
 from loader_server.sources.files.opening import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import SEGMENT_SAMPLES, BadRow, Found, Indexed, Inventory
@@ -38,8 +39,6 @@ __all__ = ["ColumnarSource"]
 _FILES_IN_SEGMENT = 256
 #: Rows of a piece with recordings or images, whose headers are looked at one by one.
 _FILES_IN_PIECE = 64
-#: Most bytes of samples that are decoded together: they are in memory at once, and share one sample's time limit.
-_MOST_AT_ONCE = 16 * 2**20
 
 
 class ColumnarSource(ColumnarFiles):
@@ -160,7 +159,7 @@ class ColumnarSource(ColumnarFiles):
         about = self._about
         path, place = about["paths"][about["file"][group]], about["place"][group]
         try:
-            return path, self._read_group(path, place, keys or [kind.key for kind in self._kinds])
+            return path, self._read_group(path, place, self._columns_of(keys or [kind.key for kind in self._kinds]))
         except BROKEN as error:
             # The disk failed, not the format: the caller tries again (see Source.read).
             if isinstance(error, OSError) and error.errno is not None:
@@ -280,8 +279,38 @@ class ColumnarSource(ColumnarFiles):
         than `cache` or its file cannot be opened, and an IndexError if a number is out of range. Other errors of
         `_decode_group` pass, such as an OSError of the disk.
         """
+        values = self._values_of_row if self._reads_rows else self._kept.values
         for sample in samples:
-            yield joined_parts(self._kept.values(int(self._rows[self.checked(sample)])))
+            yield joined_parts(values(int(self._rows[self.checked(sample)])))
+
+    @cached_property
+    def _reads_rows(self) -> bool:
+        """Return whether single rows are read from their files, with no group kept in memory.
+
+        So it is if that is cheap for the format, and files of recordings or images are larger together than `cache`:
+        samples of a window then need far more groups than are kept. Raise what `_arrays_of` raises.
+        """
+        if self.gathers or sum(facts["bytes"] for facts in self.indexed.origin) <= self.settings.cache:
+            return False
+        return self._reads_rows_quickly(self._about["paths"][self._about["file"][0]], self._about["place"][0])
+
+    def _reads_rows_quickly(self, path: str, place: int) -> bool:
+        """Return whether a row of a group is read without decoding all of the group; False by default."""
+        return False
+
+    def _values_of_row(self, row: int) -> list[bytes]:
+        """Return the bytes of all columns of a row, from its file.
+
+        Raise a ReadError if its group cannot be decoded or its file has changed, and besides what `_arrays_of` raises.
+        """
+        group = self._group_of(row)
+        path, arrays = self._arrays_of(group)
+        at = row - int(self._firsts[group])
+        pairs = zip(arrays, self._kinds, strict=True)
+        values = [values_of(array.slice(at, 1), kind).values.tobytes() for array, kind in pairs]
+        # After copying: a file that was written over meanwhile must not get into a batch.
+        self._in_use.refuse_changed(path)
+        return values
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the values of all columns: new arrays, numbers as arrays without axes, texts and bytes.
@@ -307,7 +336,7 @@ class ColumnarSource(ColumnarFiles):
         for any of them.
         """
         sizes = self.decoded_bytes({name: column[samples] for name, column in self.indexed.numbers.items()})
-        if not len(samples) or (sizes is not None and sizes.sum() > _MOST_AT_ONCE):
+        if not len(samples) or (sizes is not None and sizes.sum() > MOST_AT_ONCE):
             return None
         return joined_columns(list(map(self.decode, samples, raw)), self.fields)
 

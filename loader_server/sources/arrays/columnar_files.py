@@ -18,7 +18,7 @@ from loader_server.sources.arrays.file_columns import FileColumns, column_in_bat
 from loader_server.sources.batch_columns import fields_of_rows
 from loader_server.sources.image_files import colours_setting, resize_setting
 from loader_server.sources.source import Source
-from shared.settings.parsers import byte_count, setting, texts
+from shared.settings.parsers import by_key, byte_count, setting, text, texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +40,12 @@ class ColumnarSettings:
 
     paths: tuple[str, ...] = setting(texts, "files of one schema, or folders of them, relative to the job file")
     columns: tuple[str, ...] = setting(texts, "the columns that are read; all, if left out", default=())
+    rename: tuple[tuple[str, str], ...] = setting(
+        by_key(text),
+        'keys for columns that are called otherwise in the files, such as { text = "sentence" }',
+        default=(),
+        later=True,
+    )
     cache: int = setting(
         byte_count, "how much decoded data each worker keeps; a window should fit", default=512 * 2**20
     )
@@ -106,9 +112,11 @@ class ColumnarFiles(Source):
         """
         paths, kinds, features = self._paths(), list[ColumnKind](), dict[str, str]()
         found: dict[str, Any] = {"paths": paths, "file": [], "place": [], "rows": []}
+        keys = {column: key for key, column in self.settings.rename}
+        wanted = [keys.get(column, column) for column in self.settings.columns]
         for number, path in enumerate(paths):
             groups = self._groups_in(path)
-            own = kinds_of(groups.types, self.settings.columns, self.files.where(path))
+            own = kinds_of(groups.types, wanted, self.files.where(path))
             refuse_other_columns(kinds or own, own, self.files.where(path))
             kinds, features = kinds or own, features or dict(groups.features)
             kept = [at for at, rows in enumerate(groups.rows) if rows]
@@ -131,7 +139,7 @@ class ColumnarFiles(Source):
     def _column_of(self, path: str, place: int, key: str) -> Any:
         """Return a column of a group; raise a DataError if it cannot be read, and what `_settled` lets pass."""
         try:
-            return self._read_group(path, place, [key])[0]
+            return self._read_group(path, place, self._columns_of([key]))[0]
         except BROKEN as error:
             raise unusable(self.files.where(path), f'"{key}" that can be decoded', _text_of(error)) from None
 
@@ -148,9 +156,30 @@ class ColumnarFiles(Source):
         """
         self.files.facts(path)
         try:
-            return self._look_at(path)
+            return self._renamed(self._look_at(path), self.files.where(path))
         except BROKEN as error:
             raise unusable(self.files.where(path), "a whole file of this format", _text_of(error)) from None
+
+    def _renamed(self, groups: GroupsOfFile, where: str) -> GroupsOfFile:
+        """Return a file's columns under the keys that `rename` gives them.
+
+        Raise a DataError if a column of `rename` is missing, or two columns get one key.
+        """
+        keys = {column: key for key, column in self.settings.rename}
+        for column in keys.keys() - groups.types.keys():
+            columns = ", ".join(f'"{name}"' for name in groups.types) or "none"
+            raise unusable(where, f'a column "{column}", as `rename` says', columns, "Mend `rename`, or the file.")
+        types = {keys.get(column, column): kind for column, kind in groups.types.items()}
+        if len(types) < len(groups.types):
+            given = ", ".join(f'{key} = "{column}"' for key, column in self.settings.rename)
+            raise unusable(where, "one column for each key", f"two for one by rename = {{ {given} }}", "Mend `rename`.")
+        features = {keys.get(column, column): feature for column, feature in groups.features.items()}
+        return replace(groups, types=types, features=features)
+
+    def _columns_of(self, keys: Sequence[str]) -> list[str]:
+        """Return the columns that have these keys, as files call them."""
+        named = dict(self.settings.rename)
+        return [named.get(key, key) for key in keys]
 
     @property
     def _about(self) -> Mapping[str, Any]:
@@ -182,8 +211,8 @@ class ColumnarFiles(Source):
         SettingsError or MachineError.
         """
         rates = self.indexed.about.get("rates", {}) if hasattr(self, "indexed") else {}
-        fields = fields_of_rows(column_in_batch(kind) for kind in self._kinds if kind.holds not in ("text", "bytes"))
-        return tuple(replace(field, per_second=float(rates.get(field.key, 0)) or None) for field in fields)
+        columns = (column_in_batch(kind) for kind in self._kinds if kind.holds not in ("text", "bytes"))
+        return fields_of_rows(columns, rates)
 
     @property
     def gathers(self) -> bool:

@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.batch_columns import Columns
     from loader_server.sources.source import OfJob
     from shared.errors import DataError
-    from shared.wire.batch_layout import Field
 
-__all__ = ["FileColumns", "column_in_batch", "common_rates", "joined_columns"]
+__all__ = ["FileColumns", "column_in_batch", "common_rates"]
 
 #: What `datasets` calls columns that can be decoded, and what they hold.
 _FEATURES = {"Audio": "audio", "Image": "image"}
@@ -157,17 +155,9 @@ class FileColumns:
         """
         if kind.holds == "image":
             return {kind.key: self._images.decode(raw, where, kind.pixels)}
-        from loader_server.sources.audio.audio_files import AVERAGED, decoded_audio  # needs soundfile
+        from loader_server.sources.audio.audio_files import recording_of  # needs soundfile
 
-        audio, rate = decoded_audio(raw, where, AVERAGED, self._of_job.largest_sample)
-        if len(audio) != frames:
-            raise SampleError(
-                reason="truncated",
-                expected=f"{frames} frames, as the recording's header says",
-                got=str(len(audio)),
-                where=where,
-                remedy="Mend or remove the recording, then run loader-server index.",
-            )
+        audio, rate = recording_of(raw, where, frames, self._of_job.largest_sample)
         return {kind.key: audio, f"{kind.key}_rate": rate}
 
     @staticmethod
@@ -191,18 +181,6 @@ def column_in_batch(kind: ColumnKind) -> tuple[str, str, tuple[int, ...], bool]:
     if kind.holds == "audio":
         return kind.key, "float32", (), True
     return kind.key, kind.dtype, kind.pixels or kind.inner, kind.ragged and not kind.pixels
-
-
-def joined_columns(samples: Sequence[dict[str, Any]], fields: Sequence[Field]) -> Columns | None:
-    """Return decoded samples, of which there is at least one, as columns; None if one has a fixed shape with axes.
-
-    Values without axes become an array, and all others a list.
-    """
-    plain = {field.key for field in fields if not field.shape}
-    if any(field.shape and not field.padded for field in fields):
-        return None
-    columns = {key: [sample[key] for sample in samples] for key in samples[0]}
-    return {key: np.array(values) if key in plain else values for key, values in columns.items()}
 
 
 def common_rates(kinds: Iterable[ColumnKind], numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, int]:

@@ -42,6 +42,7 @@ __all__ = [
     "header_of",
     "header_of_bytes",
     "header_of_remote",
+    "recording_of",
 ]
 
 soundfile = library("soundfile", extra="loader", use="which decodes recordings")
@@ -108,6 +109,18 @@ def decoded_audio(
     except _UNREADABLE as error:
         raise _undecodable(where, error) from None
     return _mono(audio, channel), int(rate)
+
+
+def recording_of(raw: bytes, where: str, frames: int, largest: int) -> tuple[NDArray[np.float32], int]:
+    """Return the decoded audio of a file's bytes, as the average of all channels, and its rate.
+
+    Raise a SampleError if it has another number of frames than its header said when it was indexed, and besides what
+    `decoded_audio` raises.
+    """
+    audio, rate = decoded_audio(raw, where, AVERAGED, largest)
+    if len(audio) != frames:
+        raise _cut_short(f"{frames} frames, as the recording's header says", str(len(audio)), where)
+    return audio, rate
 
 
 def audio_bytes(frames: int, channels: int) -> int:

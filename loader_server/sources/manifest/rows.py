@@ -19,7 +19,7 @@ from loader_server.sources.source import BadRow
 from shared.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loader_server.sources.remote.remote_files import RemotePath
@@ -31,6 +31,7 @@ __all__ = [
     "Columns",
     "ManifestRow",
     "columns_of",
+    "columns_wanted",
     "named_paths",
     "read_rows",
 ]
@@ -64,11 +65,16 @@ class ManifestRow:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a manifest by their meaning; `text` is empty if there is no transcript."""
+    """The columns of a manifest by their meaning; `text` is empty if there is no transcript.
+
+    `audio` is the column of the file that a row is known by, whatever is in it. If `may_cut`, offset and duration
+    choose a stretch of it.
+    """
 
     audio: str
     text: str
     others: tuple[str, ...]
+    may_cut: bool = True
 
 
 _WHOLE = Stretch()
@@ -104,6 +110,25 @@ def columns_of(manifest: Path | RemotePath) -> Columns:
     return Columns(audio, text, tuple(name for name in names if name not in (audio, text)))
 
 
+def columns_wanted(manifest: Path | RemotePath, wanted: Sequence[str]) -> Columns:
+    """Return these columns of a manifest, of which the first names a file; no stretch is cut from it.
+
+    Raise a DataError if a column is missing, if a CSV's first line cannot be parsed, or if the suffix is that of no
+    manifest. Raise an OSError if the manifest cannot be read; what opening and reading a remote one raises passes
+    through.
+    """
+    names = dict.fromkeys(_header(manifest)) if _is_csv(manifest) else _keys(manifest)
+    for name in wanted:
+        if name not in names:
+            raise DataError(
+                expected=f'a column "{name}", as `columns` says',
+                got=f"the columns {', '.join(names)}" if names else "no columns",
+                where=str(manifest),
+                remedy="Mend `columns` of the stream, or the manifest.",
+            )
+    return Columns(wanted[0], "", tuple(wanted[1:]), may_cut=False)
+
+
 def _first_of(known: tuple[str, ...], names: Mapping[str, None]) -> str:
     return next((name for name in known if name in names), "")
 
@@ -136,7 +161,7 @@ def read_rows(
         if isinstance(cells, BadRow):
             yield cells
             continue
-        stretch = _stretch(cells)
+        stretch = _stretch(cells) if columns.may_cut else _WHOLE
         reason, detail = _fault(cells, columns, stretch)
         if reason:
             yield BadRow(str(manifest), line, reason, detail)
@@ -188,29 +213,27 @@ def _fault(cells: Mapping[str, str], columns: Columns, stretch: Stretch) -> tupl
     return "", ""
 
 
-def named_paths(manifest: Path | RemotePath) -> Iterator[str]:
-    """Yield what stands in the columns that may name an audio file.
+def named_paths(manifest: Path | RemotePath, columns: Sequence[str] = AUDIO_COLUMNS) -> Iterator[str]:
+    """Yield what stands in the columns that may name a file.
 
     Bad rows are included, as far as they can be parsed: a stamp has to change with every file that is named. This is
     quicker than `read_rows`. Raise a DataError if the suffix is that of no manifest, or an OSError if the manifest
     cannot be read; what opening and reading a remote one raises passes through.
     """
     if _is_table(manifest):
-        yield from _table_paths(manifest)
+        yield from _table_paths(manifest, columns)
         return
     for _, cells in _json_cells(manifest):
         if not isinstance(cells, BadRow):
-            yield from (cells[name] for name in AUDIO_COLUMNS if name in cells)
+            yield from (cells[name] for name in columns if name in cells)
 
 
-def _table_paths(manifest: Path | RemotePath) -> Iterator[str]:
+def _table_paths(manifest: Path | RemotePath, columns: Sequence[str]) -> Iterator[str]:
     with manifest.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = _lists(_reader(manifest, file)[0])
-        columns = [(place, name.strip()) for place, name in enumerate(next(rows, []))]
+        places = [(place, name.strip()) for place, name in enumerate(next(rows, [])) if name.strip() in columns]
         for row in rows:
-            for place, name in columns:
-                if name in AUDIO_COLUMNS and place < len(row):
-                    yield _named(manifest, name, row[place])
+            yield from (_named(manifest, name, row[place]) for place, name in places if place < len(row))
 
 
 def _lists(reader: Iterator[list[str]]) -> Iterator[list[str]]:

@@ -16,13 +16,21 @@ import xxhash
 
 from loader_server.sources.files.file_facts import absent
 from loader_server.sources.files.same_files import list_facts
-from loader_server.sources.manifest.rows import OFFSET_COLUMN, Columns, ManifestRow, columns_of, named_paths, read_rows
+from loader_server.sources.manifest.rows import (
+    AUDIO_COLUMNS,
+    OFFSET_COLUMN,
+    Columns,
+    ManifestRow,
+    columns_of,
+    named_paths,
+    read_rows,
+)
 from loader_server.sources.remote.urls import joined
 from loader_server.sources.source import BadRow, Inventory
 from shared.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -50,10 +58,12 @@ class RowPiece:
     whole: bool
 
 
-def survey_manifests(paths: Sequence[str], files: Files) -> Inventory:
+def survey_manifests(
+    paths: Sequence[str], files: Files, columns_in: Callable[[Path | RemotePath], Columns] = columns_of
+) -> Inventory:
     """Read the manifests once, count their rows and find duplicates, which the inventory's pieces have as bad rows.
 
-    Raise a DataError if there is no manifest, one cannot be opened, is not text or has unusable columns (`columns_of`),
+    Raise a DataError if there is no manifest, one cannot be opened, is not text or has unusable columns (`columns_in`),
     or only some of them have transcripts; raise a ReadError if a store cannot be asked or read, a SettingsError if its
     library is missing, and an OSError if the disk fails. Other errors of the cache of remote files pass. The pieces
     read the manifests again, and raise the errors of `read_rows`.
@@ -64,7 +74,7 @@ def survey_manifests(paths: Sequence[str], files: Files) -> Inventory:
             expected="at least one manifest", got="none", where="paths", remedy='Write paths = ["train.csv"].'
         )
     origin = [list_facts(path, files, "manifest") for path in paths]
-    columns = tuple(columns_of(manifest) for manifest in manifests)
+    columns = tuple(columns_in(manifest) for manifest in manifests)
     _refuse_some_without_text(manifests, columns)
     others = tuple(dict.fromkeys(name for own in columns for name in own.others))
     # Eight bytes a row is all that is kept of the rows, which are read again for the pieces: a manifest may be larger
@@ -154,7 +164,7 @@ def _marked(
         place, group = next(pairs, (-1, -1))
 
 
-def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
+def named_files(paths: Sequence[str], files: Files, columns: Sequence[str] = AUDIO_COLUMNS) -> Iterator[str]:
     """Yield the manifests and every file they name, each manifest before its files.
 
     Raise a DataError if a manifest cannot be read or its suffix is that of no manifest, a ReadError if a remote one
@@ -165,7 +175,7 @@ def named_files(paths: Sequence[str], files: Files) -> Iterator[str]:
         folder = str(manifest.parent)
         yield path
         try:
-            for name in named_paths(manifest):
+            for name in named_paths(manifest, columns):
                 yield joined(folder, name)
         except OSError as error:
             raise absent(str(manifest), error.strerror or type(error).__name__, "manifest") from None

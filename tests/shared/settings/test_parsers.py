@@ -35,6 +35,7 @@ def test_the_nearest_is_named_if_any_is_near():
         (parsers.label, "digits-2.1_x", "digits-2.1_x"),
         (parsers.file, "a.txt", parsers.FileName("a.txt")),
         (parsers.by_key(parsers.text), {"b": "2", "a": "1"}, (("a", "1"), ("b", "2"))),
+        (parsers.wholes(2, 1, 9), [1, 9], (1, 9)),
     ],
 )
 def test_parsers_take(parse, value, expected):
@@ -59,6 +60,12 @@ def test_parsers_take(parse, value, expected):
         (parsers.by_key(parsers.text), "a", "a table such as { text = … }"),
         (parsers.by_key(parsers.text), {"a": 3}, "a table such as { text = … } whose values are each a string"),
         (parsers.label, "a" * 101, "up to 100 letters"),
+        (parsers.wholes(2, 1, 9), [1], "a list of 2 whole numbers from 1 to 9"),
+        (parsers.wholes(2, 1, 9), [1, 2, 3], "a list of 2 whole numbers from 1 to 9"),
+        (parsers.wholes(2, 1, 9), [0, 9], "a list of 2 whole numbers from 1 to 9"),
+        (parsers.wholes(2, 1, 9), [1, 10], "a list of 2 whole numbers from 1 to 9"),
+        (parsers.wholes(2, 1, 9), [1, True], "a list of 2 whole numbers from 1 to 9"),
+        (parsers.wholes(2, 1, 9), 5, "a list of 2 whole numbers from 1 to 9"),
     ],
 )  # fmt: skip
 def test_parsers_refuse(parse, value, expected):

@@ -51,6 +51,33 @@ def opened(folder: Path, *paths: str, source: str = "", **settings: Any) -> tupl
 FORMATS = pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.feather"])
 
 
+# --- names ---
+
+
+@FORMATS
+def test_columns_may_have_other_keys(tmp_path: Path, name: str) -> None:
+    columns = {"sentence": pa.array(["a", "bc"]), "ids": pa.array([[1], [2, 3]]), "other": pa.array([1, 2])}
+    written(tmp_path / name, columns)
+    rename = {"text": "sentence", "tokens": "ids"}
+    source, _ = opened(tmp_path, name, columns=["sentence", "ids"], rename=rename)
+    assert (list(decoded(source, 1)), decoded(source, 1)["text"]) == (["text", "tokens"], "bc")
+    assert source.lengths["text"].tolist() == [1, 2]
+    texts = source.texts("text")
+    assert texts is not None
+    assert [list(block) for block in texts] == [["a", "bc"]]
+    whole, _ = opened(tmp_path, name, rename=rename)
+    assert list(decoded(whole, 0)) == ["text", "tokens", "other"]
+
+
+@FORMATS
+def test_a_name_that_no_column_has_or_two_get_is_refused(tmp_path: Path, name: str) -> None:
+    written(tmp_path / name)
+    with pytest.raises(DataError, match='expected a column "sentence", as `rename` says, got "tokens", "label"'):
+        opened(tmp_path, name, rename={"text": "sentence"})
+    with pytest.raises(DataError, match=r'one column for each key, got two for one by rename = \{ label = "tokens" \}'):
+        opened(tmp_path, name, rename={"label": "tokens"})
+
+
 # --- types ---
 
 

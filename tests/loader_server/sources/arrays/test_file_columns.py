@@ -21,7 +21,7 @@ from loader_server.sources.arrays.arrow_types import kind_of
 from loader_server.sources.arrays.file_columns import FileColumns
 from loader_server.sources.source import OfJob
 from loader_server.stream import Stream
-from shared.errors import DataError, SampleError
+from shared.errors import DataError, ReadError, SampleError
 from shared.wire.batch_layout import Field
 from tests.loader_server.sources.arrays.hub_golden import GOLDEN, ROWS, columns_of, read_back, write_hub
 from tests.support.sources import decoded, index_source, open_source, spec_of
@@ -411,6 +411,33 @@ def test_groups_of_files_are_segments_of_their_own(tmp_path: Path) -> None:
     source, _ = opened(tmp_path, "a.parquet")
     assert source.segments.tolist() == [0, 300, 600]
     assert source.fields[0].per_second == 8000
+
+
+@pytest.mark.parametrize("compression", [None, "lz4"])
+def test_rows_of_arrow_files_that_are_larger_than_the_cache_are_read_alone(
+    tmp_path: Path, compression: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table(
+        {"x": files(*(clip(100 + row) for row in range(40))), "n": range(40), "t": [f"č{row}" for row in range(40)]}
+    )
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_stream(sink, table.schema, options=options) as file,
+    ):
+        file.write_table(table, max_chunksize=10)
+    small, _ = opened(tmp_path, "a.arrow", source="arrow", cache="6 kB")
+    large, _ = opened(tmp_path, "a.arrow", source="arrow")
+    rows = [33, 2, 14, 39, 0]
+    assert list(small.read(rows)) == list(large.read(rows))
+    # Compressed batches would be unpacked for each row: those are kept, as groups of Parquet files are.
+    assert (len(small.unread(np.arange(40))), len(large.unread(np.arange(40)))) == (4 if compression is None else 3, 1)
+    assert [len(decoded(small, row)["x"]) for row in rows] == [100 + row for row in rows]
+    if compression is None:
+        data = (tmp_path / "a.arrow").read_bytes()
+        (tmp_path / "a.arrow").write_bytes(data[:-600] + bytes(600))
+        with pytest.raises(ReadError):
+            list(small.read([33]))
 
 
 def test_recordings_of_several_rates_have_no_time(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ REMOTE = (
     "numpy",
     "hdf5",
     "manifest",
+    "files",
     "kaldi",
     "lhotse",
     "parquet",
