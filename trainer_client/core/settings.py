@@ -72,8 +72,8 @@ def slots_for(settings: CoreSettings, spec: StreamSpec) -> SlotNumbers:
     """Return the numbers of slots and of batches to ask for ahead, within `prefetch_bytes`.
 
     There are always at least two slots and a prefetch of one, whatever their size. The setting `prefetch` counts for
-    each replica; without it, the start suits the size of batches. It may grow to eight times the start, as far as slots
-    for that are affordable. A verifier always wants VERIFY_WANTS batches, and where batches are made whole, one worker
+    each replica; without it, the start suits the size of batches. It may grow to eight times the start, as far as
+    slots are affordable. A verifier always wants VERIFY_WANTS batches, and where batches are made whole, one worker
     makes those of a shard in their order: neither grows.
     """
     replicas = settings.ranks.replicas

@@ -117,7 +117,7 @@ def columns_wanted(manifest: Path | RemotePath, wanted: Sequence[str]) -> Column
     manifest. Raise an OSError if the manifest cannot be read; what opening and reading a remote one raises passes
     through.
     """
-    names = dict.fromkeys(_header(manifest)) if _is_csv(manifest) else _keys(manifest)
+    names = dict.fromkeys(_header(manifest)) if _is_table(manifest) else _keys(manifest)
     for name in wanted:
         if name not in names:
             raise DataError(
