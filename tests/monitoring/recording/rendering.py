@@ -1,0 +1,6 @@
+"""Recorded series as a test file of promtool."""
+
+from pathlib import Path
+
+
+def render(path: Path) -> None: ...
