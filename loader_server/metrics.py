@@ -10,8 +10,8 @@ from collections import Counter
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loader_server.host_metrics import host_samples
 from loader_server.leases.table_counts import NO_REASON, TOOK_TOO_LONG
+from loader_server.worker.host_metrics import host_samples
 from shared.metrics.names import GARBAGE, Declarations
 from shared.metrics.server import MetricSamples
 

@@ -15,12 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.monitoring.recording.rendering import render
+from tests.monitoring.recording.rendering import STEP_S, render
 from tests.monitoring.recording.scenes import SCENES
 from tests.monitoring.recording.stage import Stage
-
-#: The time between two recorded values.
-STEP_S = 15
 
 
 def main() -> int:

@@ -180,6 +180,7 @@ def _masked(stage: Stage) -> None:
     loaders.close()
     manifest = stage.folder / "csv.csv"
     manifest.write_text(manifest.read_text().replace(",three", ",four"))
+    assert stage.start("loader_server", "index", str(stage.job)).wait(60) == 0
     stage.train(stage.run(2).endpoint)
     stage.wait_for_end_of("StokerSamplesMasked")
     stage.wait(60)
@@ -318,11 +319,15 @@ import keras
 
 class MeanLevel(keras.layers.Layer):
     def call(self, audio):
-        return keras.ops.mean(audio, axis=1)
+        return keras.ops.sum(audio, axis=1) / int(audio.shape[1])  # it needs sizes, so each shape is traced
 
 
 def model(units=1):
     return keras.Sequential([MeanLevel(), keras.layers.Dense(units)])
+
+
+def optimizer(rate=1e-3):
+    return keras.optimizers.Adam(rate)
 
 
 loss = "mse"
@@ -331,12 +336,14 @@ feed_keys = {"inputs": "audio", "targets": "audio_length", "weights": "weight"}
 
 
 def _retracing(stage: Stage) -> None:
-    write_job(stage.folder, name="recorded", samples=400, stream='pad_to = "batch"')
+    transforms = ("logmel", "characters", "tests.support.slowed.parts:takes_time")
+    write_job(stage.folder, name="recorded", samples=400, transforms=transforms, stream='pad_to = "batch"')
+    stage.delay(transform_s=0.03)
     (stage.folder / "module.py").write_text(_MODULE)
     loaders = stage.run(1)
     stage.begin()
     arguments = ["--model", "module", "--feed", loaders.endpoint, "--checkpoint", str(stage.folder / "checkpoints")]
-    arguments += ["--epochs", "40", "--metrics-listen", "127.0.0.1", str(stage.targets)]
+    arguments += ["--max-time", "1200", "--metrics-listen", "127.0.0.1", str(stage.targets)]
     trainer = stage.start("trainer_client", "train", *arguments)
     stage.wait_for("StokerRetracing", within_s=300)
     trainer.terminate()

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from loader_server import host_metrics as hosts
 from loader_server import metrics as loaders
+from loader_server.worker import host_metrics as hosts
 from shared.metrics import names
 from shared.metrics.names import WAIT_BOUNDS_S, Metric
 from tests.support.scraping import METRICS, metrics_of
