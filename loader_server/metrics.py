@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loader_server.coordinator.limit_metrics import limit_metrics
 from loader_server.leases.table_counts import NO_REASON, TOOK_TOO_LONG
+from loader_server.worker.host_metrics import host_samples
 from shared.metrics.names import GARBAGE, Declarations
 from shared.metrics.server import MetricSamples
 
@@ -79,11 +80,21 @@ WORKERS_GONE = _coordinator.counter(
     "Workers dropped for their silence.",
     "No data is lost; if it grows, look for out-of-memory kills and network cuts.",
 )
+WORKERS_REPLACED = _coordinator.counter(
+    "stoker_workers_replaced_total",
+    "Workers that died and were started again before their silence was noticed.",
+    "If it grows, see the runbook, StokerWorkersFlapping: the supervisor's log has the cause of each death.",
+)
 TRAINERS = _coordinator.gauge(
     "stoker_trainers",
     "Trainers that are attached to a stream.",
     "If fewer than the job has, the others are waiting or have died: read their logs.",
     ("stream",),
+)
+TRAINERS_GONE = _coordinator.counter(
+    "stoker_trainers_gone_total",
+    "Trainers dropped for their silence; those that end in good order are not counted.",
+    "See the runbook, StokerTrainerGone: it was killed, hangs, or is cut off.",
 )
 ATTACHES = _coordinator.counter(
     "stoker_attaches_total",
@@ -259,6 +270,11 @@ REMOTE_BLOCKS = _worker.counter(
     "ahead.",
     ("kind",),
 )
+REMOTE_WAIT = _worker.counter(
+    "stoker_remote_wait_seconds_total",
+    "Time that readers waited for remote blocks and files which the cache did not have.",
+    "Divided by the blocks waited for, it is what one takes: see the runbook, StokerRemoteSlow.",
+)
 REMOTE_RETRIES = _worker.counter(
     "stoker_remote_retries_total",
     "Requests to stores that failed and were made again.",
@@ -319,6 +335,8 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
         REFUSALS: counts.refusals,
         SUPERSEDED: counts.superseded,
         WORKERS_GONE: counts.workers_gone,
+        WORKERS_REPLACED: counts.workers_replaced,
+        TRAINERS_GONE: counts.trainers_gone,
         STALE_MESSAGES: counts.stale,
         UNSENDABLE: coordinator.unsendable,
         JOURNAL_ERRORS: coordinator.writer.errors,
@@ -454,7 +472,9 @@ def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
     remote = worker.remote_counts
     yield MetricSamples.single(REMOTE_BYTES, remote.fetched_bytes)
     yield MetricSamples(REMOTE_BLOCKS, {("found",): remote.found, ("waited",): remote.waited})
+    yield MetricSamples.single(REMOTE_WAIT, remote.waited_s)
     yield MetricSamples.single(REMOTE_RETRIES, remote.retries)
+    yield from host_samples(load.held_up_us / 1e6 if load else 0.0)
     yield from _connection_metrics(worker.doors, worker.guard)
 
 

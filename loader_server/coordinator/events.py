@@ -78,6 +78,10 @@ class Counts:
     refusals: int = 0
     superseded: int = 0
     workers_gone: int = 0
+    #: Workers whose place another took before their silence was noticed: killed, and started again at once.
+    workers_replaced: int = 0
+    #: Trainers dropped for their silence: killed, or cut off.
+    trainers_gone: int = 0
     #: Requests older than the last one of their sender, or from a trainer whose rank is another's by now.
     stale: int = 0
 

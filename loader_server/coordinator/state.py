@@ -382,6 +382,7 @@ class CoordinatorState:
                 self._warn("worker builds other bytes", worker=register.worker, endpoint=register.endpoint)
             return
         is_news = self._workers.register(peer, register, now_s, host)
+        self.counts.workers_replaced = self._workers.replaced
         self._out += [
             Send(peer, m.Registered(heartbeat_timeout_ms=int(1000 * self._timeout_s))),
             Send(peer, self._convictions.message),
@@ -459,7 +460,7 @@ class CoordinatorState:
             self._send_members()
         self._workers.forget_failing(now_s)
         for stream in self._streams.values():
-            stream.remove_silent(since_s)
+            self.counts.trainers_gone += stream.remove_silent(since_s)
         self.verifiers.remove_silent(since_s)
         self._out += self.ending.agree(now_s)
         self.queues.tick(now_s)

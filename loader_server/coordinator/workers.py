@@ -77,6 +77,8 @@ class Workers:
         self._failing: dict[str, FailingWorker] = {}
         #: Fingerprints of workers that were refused because they would build other bytes, by name.
         self._refused: dict[str, str] = {}
+        #: How many workers another one at their endpoint has replaced: they died, and nobody had missed them yet.
+        self.replaced = 0
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -110,7 +112,7 @@ class Workers:
         return [worker.peer for worker in self.sorted()]
 
     def register(self, peer: bytes, register: m.Register, now_s: float, host: str = "") -> bool:
-        """Add a worker, replacing any at its endpoint; return whether the list has changed.
+        """Add a worker, replacing any at its endpoint, which counts in `replaced`; return whether the list has changed.
 
         A worker that registers again with the same address only refreshes its entry. What was noted of a failing or
         refused worker of its name is forgotten. `host` is where its connection comes from, if that is known.
@@ -131,6 +133,7 @@ class Workers:
         former = {register.incarnation, self._at.get(register.endpoint, register.incarnation)}
         for incarnation in former & self._workers.keys():
             self._drop(self._workers[incarnation])
+            self.replaced += incarnation != register.incarnation
         self._workers[register.incarnation] = RegisteredWorker(
             peer=peer, address=address, heard_s=now_s, metrics=metrics
         )

@@ -17,6 +17,7 @@ from loader_server.machine.job_socket import JobSocket
 from loader_server.machine.processes import DEADLINE_SIGNAL, how_it_ended
 from shared.endpoints import at_any_port, at_port, check_endpoint, file_of, is_loopback
 from shared.errors import SettingsError, StokerError
+from shared.metrics.scrape_targets import TargetSweep
 from shared.silence import GONE_AFTER
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class ServedJob:
         self.indexer = Child("index", lambda _: base_command("index", folder, ""))
         self.coordinator = Child("coordinator", self._coordinator_command, listen)
         self.socket: JobSocket | None = None
+        #: Of trainers that are killed, and of workers that are not started again: nobody else removes their files.
+        self.targets = TargetSweep(folder.targets_folder)
         #: Callers that wait for the job to be served, or to end.
         self.asking: list[Caller] = []
         #: The latest time to end, once that was ordered.

@@ -382,8 +382,8 @@ class Supervisor:
         if code is not None and job.stage is Stage.INDEXING:
             self._end_indexing(job, code, now_s)
         self._look_at_child(job, job.coordinator, now_s)
-        # In every stage: while only jobs that were joined or served had theirs started again, the coordinator of a job
-        # that began was due in each turn, and the loop never waited.
+        job.targets.look(now_s)
+        # In every stage, or the coordinator of a job that begins would be due in each turn, and the loop never wait.
         self._restart(job, job.indexer, now_s)
         self._restart(job, job.coordinator, now_s)
         if now_s >= job.end_s:

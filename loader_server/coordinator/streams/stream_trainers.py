@@ -237,11 +237,16 @@ class StreamTrainers:
         # Positions are counted, so this costs as much as there are distinct ones, and a world's ranks are at few.
         return min(self._positions)
 
-    def remove_silent(self, since_s: float) -> None:
-        """Remove trainers that were last heard before this time, and waits that began before it."""
-        for incarnation in [known for known, trainer in self.trainers.items() if trainer.heard_s < since_s]:
+    def remove_silent(self, since_s: float) -> int:
+        """Remove trainers that were last heard before this time, and waits that began before it.
+
+        Return how many trainers it removed.
+        """
+        silent = [known for known, trainer in self.trainers.items() if trainer.heard_s < since_s]
+        for incarnation in silent:
             self.remove(incarnation)
         self.waiting_since_s = {known: at_s for known, at_s in self.waiting_since_s.items() if at_s >= since_s}
+        return len(silent)
 
 
 def wait_for_count(attach: m.Attach, epoch: int) -> m.Wait:

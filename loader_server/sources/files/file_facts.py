@@ -85,15 +85,20 @@ class RemoteCounts:
         self.found = 0
         #: Cache misses: blocks and whole files that a reader had to wait for, whichever process fetched them.
         self.waited = 0
+        #: How long readers waited for these.
+        self.waited_s = 0.0
         #: Requests that failed and were retried.
         self.retries = 0
 
-    def add(self, *, fetched_bytes: int = 0, found: int = 0, waited: int = 0, retries: int = 0) -> None:
+    def add(
+        self, *, fetched_bytes: int = 0, found: int = 0, waited: int = 0, waited_s: float = 0.0, retries: int = 0
+    ) -> None:
         """Add these numbers to the counters, all of them in one step for other threads that add."""
         with self._lock:
             self.fetched_bytes += fetched_bytes
             self.found += found
             self.waited += waited
+            self.waited_s += waited_s
             self.retries += retries
 
     def __reduce__(self) -> tuple[type[RemoteCounts], tuple[()]]:

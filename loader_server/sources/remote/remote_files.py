@@ -170,17 +170,22 @@ class RemoteFiles:
         if len(self._parts) >= _MOST_OPEN:
             self._parts.clear()
         whole = _whole_file(block.url, block.facts)
-        waited = 0
+        waited, waited_s = 0, 0.0
         while True:
             # The whole file may be there already, for a library that wanted its path.
             for entry in (block, whole):
                 handle = self._cache.find(entry.key)
                 if handle is not None:
-                    self._counts.add(found=not waited, waited=waited)
+                    self._counts.add(found=not waited, waited=waited, waited_s=waited_s)
                     part = self._parts[block] = _OpenPart(handle, entry.start)
                     return part
-            self._bring(block)
-            waited = 1
+            waited, waited_s = 1, waited_s + self._bring_timed(block)
+
+    def _bring_timed(self, block: _Block) -> float:
+        """Bring a block that somebody waits for, and return the seconds that this took; errors of `_bring` pass."""
+        began_s = time.monotonic()
+        self._bring(block)
+        return time.monotonic() - began_s
 
     def _bring(self, block: _Block, *, patient: bool = True) -> None:
         """Fetch the block into the cache, or the whole file if its store serves no ranges.
@@ -237,16 +242,15 @@ class RemoteFiles:
         `DiskCache.hold`, `make` and `Objects` pass through, such as an OSError if the file system has no locks.
         """
         whole = _whole_file(url, facts)
-        waited = 0
+        waited, waited_s = 0, 0.0
         # Brought again if another process evicts it between fetching and holding it.
         while True:
             held = self._cache.hold(whole.key)
             if held is not None:
-                self._counts.add(found=not waited, waited=waited)
+                self._counts.add(found=not waited, waited=waited, waited_s=waited_s)
                 handle, path = held
                 return LocalFile(path, partial(os.close, handle))
-            self._bring(whole)
-            waited = 1
+            waited, waited_s = 1, waited_s + self._bring_timed(whole)
 
     # --- what comes soon ---
 

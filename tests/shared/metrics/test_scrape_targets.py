@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shared.metrics.scrape_targets import TargetFile, remove_dead_targets
+from shared.metrics import scrape_targets
+from shared.metrics.scrape_targets import SWEEP_S, TargetFile, TargetSweep, remove_dead_targets
 from tests.support.another_user import as_another_user, folder_for_all
 
 if TYPE_CHECKING:
@@ -67,6 +68,65 @@ def test_the_files_of_processes_that_were_killed_are_removed_and_no_others(tmp_p
     target.close()
     assert remove_dead_targets(tmp_path) == []
     assert remove_dead_targets(tmp_path / "nothing") == []
+
+
+def _kill_trainer(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", CHILD, str(folder)], check=False)
+
+
+def test_who_begins_removes_the_files_of_those_that_were_killed(tmp_path: Path) -> None:
+    _kill_trainer(tmp_path)
+    target = TargetFile(tmp_path, "127.0.0.1:1", LABELS)
+    assert _names(tmp_path) == ["worker-w-0.json"]
+    target.close()
+
+
+def test_a_sweep_looks_again_after_its_pause_only(tmp_path: Path) -> None:
+    sweep = TargetSweep(tmp_path)
+    assert sweep.look(100.0) == []
+    _kill_trainer(tmp_path)
+    assert sweep.look(100.0 + SWEEP_S - 0.1) == []
+    assert sweep.look(100.0 + SWEEP_S) == ["trainer-0"]
+    assert _names(tmp_path) == []
+
+
+def test_a_sweep_of_a_folder_that_is_closed_to_it_removes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(_folder: Path) -> list[str]:
+        raise PermissionError
+
+    monkeypatch.setattr(scrape_targets, "remove_dead_targets", refuse)
+    assert TargetSweep(tmp_path).look(0.0) == []
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_successor_that_comes_between_looking_and_removing_keeps_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, links: bool
+) -> None:
+    _kill_trainer(tmp_path)
+    living: list[TargetFile] = []
+    looks = []
+    is_locked = scrape_targets._is_locked
+
+    def look_and_let_come_back(path: Path) -> bool:
+        found = is_locked(path)
+        looks.append(path)
+        if len(looks) == 1:
+            living.append(TargetFile(tmp_path, "127.0.0.1:3", {"job": "tones", "role": "trainer", "rank": "0"}))
+        return found
+
+    def refuse(_self: Path, _target: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(scrape_targets, "_is_locked", look_and_let_come_back)
+    if not links:
+        monkeypatch.setattr(type(tmp_path), "hardlink_to", refuse)
+    assert remove_dead_targets(tmp_path) == []
+    assert json.loads((tmp_path / "trainer-0.json").read_text())[0]["targets"] == ["127.0.0.1:3"]
+    (target,) = living
+    target.close()
+    assert _names(tmp_path) == []
 
 
 @pytest.mark.fault(66)
