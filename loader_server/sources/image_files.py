@@ -121,6 +121,7 @@ class Images:
             raise _unusable("undecodable", "JPEG, PNG or another image that Pillow reads", got, where) from None
 
     def _shape(self, image: Any) -> tuple[int, int, int]:
+        """Return rows, columns and channels that an opened image will have once it is decoded."""
         if self._size:
             return (*self._size, _CHANNELS[self._colours])  # type: ignore[return-value] # two of them
         width, height = image.size
@@ -129,6 +130,10 @@ class Images:
         return height, width, _CHANNELS[self._colours]
 
     def _decoded(self, image: Any) -> NDArray[np.uint8]:
+        """Return an opened image as a new array, upright, in the colours and the size that are asked for.
+
+        Whatever Pillow raises for a broken image passes.
+        """
         # Asked for first, as `datasets` does: transposing copies images that are upright already.
         if image.getexif().get(_ORIENTATION) is not None:
             image = self._ops.exif_transpose(image)

@@ -203,6 +203,10 @@ class FilesSource(Source):
         return self.files.stamp(named_files(self.settings.paths, self.files, columns))
 
     def _surveyed(self) -> Inventory:
+        """Return the inventory of the manifests, without the forms of their columns; raise as `survey_manifests` does.
+
+        A manifest that lacks one of the columns is a DataError as well.
+        """
         wanted = self._columns_of(self._asked)
         return survey_manifests(self.settings.paths, self.files, partial(columns_wanted, wanted=wanted))
 
@@ -293,6 +297,10 @@ class FilesSource(Source):
             return BadRow(path, 0, reason, f"{error.strerror}: {path}")
 
     def _looked_local(self, path: str, most: int) -> _LookedAt | BadRow:
+        """Return what is known of a local file, with its first `most` bytes; a BadRow if it is no regular file.
+
+        Raise an OSError if it cannot be opened or read.
+        """
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: opening a pipe must not wait
         try:
             # The status is taken before the bytes are read: a write in between gives the file another status.
@@ -306,6 +314,11 @@ class FilesSource(Source):
             os.close(handle)
 
     def _looked_remote(self, url: str, most: int) -> _LookedAt:
+        """Return what is known of a remote file, with its first `most` bytes.
+
+        Raise a DataError if it is missing, and a ReadError if it cannot be fetched. SettingsError and MachineError of
+        the cache of remote files pass.
+        """
         facts = self.files.facts(url)
         return _LookedAt(self.files.part(url, facts, 0, min(facts.bytes, most)), facts, 0)
 
@@ -350,6 +363,7 @@ class FilesSource(Source):
         return joined(str(self._manifests[self.indexed.numbers["manifest"][sample]].parent), self._cells[place][sample])
 
     def _line(self, sample: int) -> str:
+        """Return how messages name the line that lists a sample."""
         return "{}, line {}".format(*self.place(sample))
 
     def look_for_changes(self, time_s: float) -> None:
