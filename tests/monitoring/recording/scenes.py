@@ -350,6 +350,7 @@ def _retracing(stage: Stage) -> None:
     trainer.wait(60)
     loaders.close()
     stage.job.write_text(stage.job.read_text().replace('pad_to = "batch"', 'pad_to = "bucket"'))
+    stage.delay(transform_s=0.0)
     again = stage.run(1)
     arguments[3], arguments[5] = again.endpoint, str(stage.folder / "again")
     stage.start("trainer_client", "train", *arguments)
