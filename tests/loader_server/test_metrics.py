@@ -11,7 +11,7 @@ import pytest
 import trainer_client
 from loader_server.building.build_counts import BuildCounts, Built
 from loader_server.building.fallbacks import FALLBACK_REASONS
-from loader_server.metrics import (
+from loader_server.metrics.worker_metrics import (
     BUILD_SECONDS,
     FALLBACKS,
     NOT_FINITE_SAMPLES,
