@@ -54,8 +54,13 @@ TRAINERS = _coordinator.gauge(
 )
 ATTACHES = _coordinator.counter(
     "stoker_attaches_total",
-    "Attaches that were granted: starts, restarts and restored checkpoints of trainers.",
+    "Starts and restarts of trainers, each counted once, when it attaches to a stream for the first time.",
     "If it grows while nobody restarts anything, trainers are crashing or losing the coordinator.",
+)
+REATTACHES = _coordinator.counter(
+    "stoker_reattaches_total",
+    "Attaches of trainers that had attached before: a restored checkpoint, another world, or a coordinator that is back.",
+    "If it grows while nobody restores anything, trainers lose the coordinator, or an elastic run changes its world.",
 )
 REFUSALS = _coordinator.counter(
     "stoker_refusals_total",
@@ -176,6 +181,7 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
     numbers = {
         GARBAGE: coordinator.garbage,
         ATTACHES: counts.attaches,
+        REATTACHES: counts.reattaches,
         REFUSALS: counts.refusals,
         SUPERSEDED: counts.superseded,
         WORKERS_GONE: counts.workers_gone,

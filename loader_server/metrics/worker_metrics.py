@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from loader_server.metrics.shared_metrics import by_pair, by_stream, connection_metrics
 from shared.metrics.names import GARBAGE, Declarations
-from shared.metrics.server import MetricSamples
+from shared.metrics.server import MetricSamples, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from loader_server.building.build_counts import BuildCounts
     from loader_server.worker.service import Worker
+    from shared.metrics.server import Values
 
 __all__ = ["worker_metrics"]
 
@@ -39,6 +40,21 @@ BUILD_SECONDS = _worker.counter(
     "write_and_digest (both in the one building thread).",
     "Make the largest phase cheaper: faster storage, a cheaper transform, or smaller dtypes.",
     ("stream", "phase"),
+)
+BUILD_CPU_SECONDS = _worker.counter(
+    "stoker_build_cpu_seconds_total",
+    "CPU time of building threads by phase: plan_and_read (in threads that read ahead), build (decoding, transforming, "
+    "writing and digests), encode_and_seal (of batches that go by TCP).",
+    "Far below stoker_build_seconds_total: the phase waits (for a disk, a store or a lock), or the machine has too few "
+    "cores. As high as it: make the phase cheaper, or add workers on other machines.",
+    ("stream", "phase"),
+)
+WANT_QUEUE_SECONDS = _worker.histogram(
+    "stoker_want_queue_seconds",
+    "Time from the arrival of a want until the worker began to read its samples, or to build if it reads none.",
+    "Longer than a build takes, while trainers wait: the worker is behind, add workers. Much longer at one worker than "
+    "at the others: its machine is slower than trainers believe.",
+    ("stream",),
 )
 BUILT_BATCHES = _worker.counter(
     "stoker_built_batches_total",
@@ -157,6 +173,7 @@ def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
 
 #: The counts of a stream behind each value of a metric's second label.
 _PHASES = {"plan_and_read": "read_us", "decode_and_transform": "decode_us", "write_and_digest": "write_us"}
+_CPU = {"plan_and_read": "read_cpu_s", "build": "build_cpu_s", "encode_and_seal": "send_cpu_s"}
 _CELLS = {"sample": "sample_cells", "padding": "padding_cells", "masked": "masked_cells"}
 _SAMPLES = {"kept": "kept_samples", "decoded": "decoded_samples"}
 
@@ -169,10 +186,13 @@ def _built(streams: Mapping[str, BuildCounts]) -> Iterator[MetricSamples]:
     yield by_pair(NOT_FINITE_SAMPLES, {name: dict(counts.not_finite) for name, counts in streams.items()})
     microseconds = _by_kind(streams, _PHASES)
     yield MetricSamples(BUILD_SECONDS, {labels: spent_us / 1e6 for labels, spent_us in microseconds.items()})
+    yield MetricSamples(BUILD_CPU_SECONDS, {**_by_kind(streams, _CPU)})
+    queued: Values = {(name,): Spread(tuple(counts.queued), counts.queued_s) for name, counts in streams.items()}
+    yield MetricSamples(WANT_QUEUE_SECONDS, queued)
     yield MetricSamples(BUILT_CELLS, {**_by_kind(streams, _CELLS)})
     yield MetricSamples(DECODED_SAMPLES, {**_by_kind(streams, _SAMPLES)})
 
 
-def _by_kind(streams: Mapping[str, BuildCounts], kinds: Mapping[str, str]) -> dict[tuple[str, ...], int]:
+def _by_kind(streams: Mapping[str, BuildCounts], kinds: Mapping[str, str]) -> dict[tuple[str, ...], float]:
     """Return the counts that `kinds` names by kind and attribute, by stream and kind."""
     return {(name, kind): getattr(counts, key) for name, counts in streams.items() for kind, key in kinds.items()}
