@@ -155,7 +155,8 @@ def _import_for_children(*services: str) -> None:
     Errors of importing pass through.
     """
     # numpy imports `numpy.ma` at the first call of `unique`, which all of them make.
-    modules = (*(f"loader_server.{service}.service" for service in services), "loader_server.metrics", "numpy.ma")
+    modules = [f"loader_server.{service}.service" for service in services]
+    modules += [f"loader_server.metrics.{service}_metrics" for service in services] + ["numpy.ma"]
     with quick_import():
         for module in modules:
             import_module(module)
@@ -311,11 +312,11 @@ def run_coordinator(options: argparse.Namespace) -> int:
     the journal's files cannot be read.
     """
     with quick_import():
-        from loader_server import metrics
         from loader_server.coordinator.service import open_coordinator
         from loader_server.job_file import read_job
         from loader_server.machine.processes import send_facts
         from loader_server.machine.served_job import DRAIN_SIGNAL, END_SIGNAL
+        from loader_server.metrics.coordinator_metrics import coordinator_metrics
         from shared.endpoints import check_endpoint
         from shared.keys import ServerKeys
         from shared.metrics.server import MetricsServer
@@ -331,7 +332,7 @@ def run_coordinator(options: argparse.Namespace) -> int:
     signal.signal(DRAIN_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=True))
     signal.signal(END_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=False))
     with MetricsServer(
-        partial(metrics.coordinator_metrics, coordinator),
+        partial(coordinator_metrics, coordinator),
         listening=metrics_listening(options),
         labels={"job": job.settings.name, "role": "coordinator"},
         targets_folder=job.targets_folder,

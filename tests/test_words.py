@@ -58,7 +58,6 @@ _SAME_THING = {
     "cli.py": "the command line of a package",
     "command.py": "a command of `trainer-client` or a check, from options to exit code",
     "events.py": "what a pure core is told",
-    "metrics.py": "the metrics of a package",
     "service.py": "the process around a pure core",
     "settings.py": "settings of a room, as frozen dataclasses",
     "source.py": "the Source of a format",

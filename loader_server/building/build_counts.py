@@ -7,10 +7,13 @@ Rules: pure; only the poll loop adds to the sums, so no number is lost between t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["BuildCounts", "Built"]
+from shared.metrics.names import WAIT_BOUNDS_S
+
+__all__ = ["BuildCounts", "Built", "Effort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,18 @@ class Built:
 
 
 @dataclass(slots=True)
+class Effort:
+    """What a want took, whether or not it became a batch: its time in the queue, and CPU time by phase."""
+
+    #: From the want's arrival until its samples began to be read, or to be built if nothing is read; None before.
+    queued_s: float | None = None
+    #: CPU time of the thread that did it: planning and reading, building, and encoding and sealing for the network.
+    read_cpu_s: float = 0.0
+    build_cpu_s: float = 0.0
+    send_cpu_s: float = 0.0
+
+
+@dataclass(slots=True)
 class BuildCounts:
     """Sums over all batches built so far, which only grow; cells are those of the bucketed key."""
 
@@ -62,6 +77,13 @@ class BuildCounts:
     taken: int = 0
     #: Samples with NaN or infinite values, by key.
     not_finite: Counter[str] = field(default_factory=Counter)
+    #: CPU time by phase, as in `Effort`.
+    read_cpu_s: float = 0.0
+    build_cpu_s: float = 0.0
+    send_cpu_s: float = 0.0
+    #: How long wants were queued: in all, and how many for as long as each interval of WAIT_BOUNDS_S and then longer.
+    queued_s: float = 0.0
+    queued: list[int] = field(default_factory=lambda: [0] * (len(WAIT_BOUNDS_S) + 1))
 
     def add(self, built: Built, nbytes: int) -> None:
         """Add a built batch of `nbytes` payload bytes to all sums: times, cells, samples and non-finite values."""
@@ -78,3 +100,12 @@ class BuildCounts:
         self.taken += built.taken
         if built.not_finite:
             self.not_finite.update(dict(built.not_finite))
+
+    def add_effort(self, effort: Effort) -> None:
+        """Add what a want took, whatever became of it; one that never began counts as not queued."""
+        self.read_cpu_s += effort.read_cpu_s
+        self.build_cpu_s += effort.build_cpu_s
+        self.send_cpu_s += effort.send_cpu_s
+        if effort.queued_s is not None:
+            self.queued_s += effort.queued_s
+            self.queued[bisect_left(WAIT_BOUNDS_S, effort.queued_s)] += 1

@@ -20,6 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from loader_server.building.build_counts import Effort
 from loader_server.building.read_ahead import UnreadError
 from loader_server.building.trial_rule import exhausted
 from loader_server.tracing.want_stamps import WantStamps
@@ -105,6 +106,8 @@ class Build:
     key: bytes = b""
     #: Until when the batch is left to another worker that is building it.
     patient_s: float = math.inf
+    #: What it has taken so far; complete in its outcome.
+    effort: Effort = field(default_factory=Effort)
 
     @property
     def may_wait(self) -> bool:
@@ -304,6 +307,8 @@ class BuildThread:
 
     def _prepare(self, builder: Builder, build: Build, begin: Callable[[int], None] | None = None) -> Prepared:
         """Return the want's prepared samples, and stamp it as read; errors of `prepare` pass through."""
+        if build.effort.queued_s is None:
+            build.effort.queued_s = time.monotonic() - build.accepted_s
         prepared = builder.prepare(build.want) if begin is None else builder.prepare(build.want, begin)
         self._stamp(StampKind.READ, time.monotonic_ns(), build.key)
         return prepared
@@ -368,11 +373,7 @@ class BuildThread:
                 return Outcome(build)
             builder = self._builders[build.want.stream]
             self._stamp(StampKind.BEGUN, time.monotonic_ns(), build.key)
-            if build.pending is None:
-                prepared = self._prepare(builder, build)
-            else:
-                with self._awaiting():
-                    prepared = self._readers.wait_for(build.pending)
+            prepared = self._get_prepared(builder, build)
             # Only after a death: a trial costs a second for the child, and a decoding of each sample in it.
             for conviction in self._try_samples(build, builder, prepared) if build.want.attempt > 0 else ():
                 convictions.append(conviction)  # noqa: PERF402 - those before an error count
@@ -390,6 +391,24 @@ class BuildThread:
             in_hand = f"batch {build.want.number} of epoch {build.want.epoch}"
             shortage = exhausted(error, in_hand, f"stream {build.want.stream}")
             return Outcome(build, error=shortage or error, convictions=tuple(convictions))
+
+    def _get_prepared(self, builder: Builder, build: Build) -> Prepared:
+        """Return the want's prepared samples, from a reader or prepared here, and add the CPU time that this took.
+
+        Raise the error of preparing, or ReadError if a reader takes longer than its deadline.
+        """
+        if build.pending is None:
+            began_s = time.thread_time()
+            try:
+                return self._prepare(builder, build)
+            finally:
+                build.effort.read_cpu_s += time.thread_time() - began_s
+        try:
+            with self._awaiting():
+                return self._readers.wait_for(build.pending)
+        finally:
+            # Measured by the reader, which needs it to know whether the disk was waited for.
+            build.effort.read_cpu_s += build.pending.cpu_s
 
     @contextmanager
     def _awaiting(self) -> Iterator[None]:
@@ -438,8 +457,13 @@ class BuildThread:
             return Outcome(build, convictions=convictions)
         payload = build.buffer(prepared.layout.nbytes)
         convicted = frozenset(conviction.sample for conviction in convictions)
+        effort, began_s = build.effort, time.thread_time()
         try:
-            built = builder.build(build.want, prepared, payload, digest=build.digest, convicted=convicted)
+            try:
+                built = builder.build(build.want, prepared, payload, digest=build.digest, convicted=convicted)
+            finally:
+                built_s = time.thread_time()
+                effort.build_cpu_s += built_s - began_s
             self._stamp(StampKind.BUILT, time.monotonic_ns(), build.key)
             self._deadline.begin(time.perf_counter_ns())
             # Encoding and sealing are one more step, with the full time to themselves.
@@ -447,6 +471,7 @@ class BuildThread:
             sealed = self._buffers.seal(build.sealer, sent) if build.sealer is not None and sent is not None else None
             if sent is not None:  # otherwise it was written as it was built
                 self._stamp(StampKind.WRITTEN, time.monotonic_ns(), build.key)
+                effort.send_cpu_s += time.thread_time() - built_s
         finally:
             # After an error too: a timer that runs on would end the process while it is idle.
             self._deadline.end()

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
     from shared.errors import SampleError
 
-__all__ = ["MaskedLog", "Quarantine"]
+__all__ = ["COMMON_REASONS", "MaskedLog", "Quarantine"]
+
+#: Reasons for masking that any job may meet. Their counts start at 0, so that metrics show the first masked row as an
+#: increase; a reason of one source or transform alone is counted from its first row on.
+COMMON_REASONS = (
+    *("dtype", "exhausts", "kills_decoder", "longer_than_planned", "missing", "not_finite", "over_largest_sample"),
+    *("shape", "transform", "truncated", "undecodable"),
+)
 
 
 class MaskedLog(Protocol):
@@ -47,7 +54,7 @@ class Quarantine:
         self._lock = threading.Lock()
         #: A newline to write first if a full disk cut the last line short, so that only that line is broken.
         self._torn = b""
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter(dict.fromkeys(COMMON_REASONS, 0))
         self._file = self._open_file()
 
     def _open_file(self) -> int | None:

@@ -97,6 +97,8 @@ class PendingRead(Generic[T]):
         self._at: tuple[int, float] | None = None
         #: Whether its thread had no CPU for more than half of the time: it waited for a disk, or for the interpreter.
         self._waited = False
+        #: CPU time of its thread in reading, once it ended.
+        self.cpu_s = 0.0
 
     def begin(self, sample: int) -> None:
         """Note that reading this sample begins now."""
@@ -116,8 +118,8 @@ class PendingRead(Generic[T]):
             return None, error
         finally:
             # The thread's CPU time: the rest went into waiting for a disk, or for the interpreter.
-            busy_s = time.thread_time() - busy_s
-            self._waited = time.perf_counter() - began_s > 2 * busy_s
+            self.cpu_s = time.thread_time() - busy_s
+            self._waited = time.perf_counter() - began_s > 2 * self.cpu_s
 
     def ends_at_once(self, time_s: float) -> bool:
         """Wait up to `time_s`; return whether it ended in that time, with a result or an error, and was mostly busy.

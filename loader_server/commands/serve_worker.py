@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
-from loader_server import metrics
 from loader_server.arguments import metrics_listening
 from loader_server.building.deadline import let_deadlines_end_us
 from loader_server.commands.ask import connected
 from loader_server.fleet.host_folder import JoinedFolder
 from loader_server.job_file import read_job
 from loader_server.machine.processes import WORKER_OFFER, keep_ports_from_children, offer_once, send_facts
+from loader_server.metrics.worker_metrics import worker_metrics
 from loader_server.named_objects import MissingModuleError
 from loader_server.worker.service import Worker, WorkerSettings
 from shared.commands import allow_many_files
@@ -93,7 +93,7 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
             "cannot raise its OOM score, so the kernel may kill other processes first", reason=not_offered
         )
     on_stop(lambda: worker.drain(options.drain_seconds))
-    with serve_metrics(partial(metrics.worker_metrics, worker), probes=worker.probes()) as served:
+    with serve_metrics(partial(worker_metrics, worker), probes=worker.probes()) as served:
         worker.tell_metrics(served.bound)
         # Before the user's code runs: a child that a transform leaves behind would keep our successor from these ports.
         keep_ports_from_children([*worker.ports, port_of(served.address)])

@@ -51,6 +51,9 @@ __all__ = [
     "WorldNamed",
 ]
 
+#: Limit of the trainers of elastic runs whose attaches are known to be repeated: some more than run at a time.
+_MOST_ELASTIC = 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
@@ -74,7 +77,10 @@ class CoordinatorSettings:
 class Counts:
     """Counters of what has happened since the coordinator started."""
 
+    #: First attaches: one for each start of a trainer.
     attaches: int = 0
+    #: Attaches of trainers that had attached before: to restore, to another world, or as the coordinator was away.
+    reattaches: int = 0
     refusals: int = 0
     superseded: int = 0
     workers_gone: int = 0
@@ -84,10 +90,34 @@ class Counts:
     trainers_gone: int = 0
     #: Requests older than the last one of their sender, or from a trainer whose rank is another's by now.
     stale: int = 0
+    #: Trainers of elastic runs by stream and name, the latest last. An attach to a world does not say whether its
+    #: trainer was in an earlier one, which it left under another incarnation.
+    _elastic: dict[tuple[str, str], None] = field(default_factory=dict)
+
+    def note_attach(self, attach: m.Attach) -> None:
+        """Count a granted attach: as a start if it is the trainer's first, else as a reattach.
+
+        Of the trainers of elastic runs only the latest 4096 are remembered; older ones count as started again.
+        """
+        key = (attach.stream, attach.name)
+        is_elastic = attach.world_version is not None
+        is_known = attach.serial > 1 or (is_elastic and key in self._elastic)
+        self.attaches += not is_known
+        self.reattaches += is_known
+        if is_elastic:
+            self._elastic.pop(key, None)
+            self._elastic[key] = None
+            if len(self._elastic) > _MOST_ELASTIC:
+                del self._elastic[next(iter(self._elastic))]
 
     def report(self) -> dict[str, int]:
-        """Return the counters that a status shows: attaches, refusals and stale requests."""
-        return {"attaches": self.attaches, "refusals": self.refusals, "stale": self.stale}
+        """Return the counters that a status shows: attaches, reattaches, refusals and stale requests."""
+        return {
+            "attaches": self.attaches,
+            "reattaches": self.reattaches,
+            "refusals": self.refusals,
+            "stale": self.stale,
+        }
 
 
 class StreamView(Protocol):

@@ -270,7 +270,7 @@ class CoordinatorState:
         )  # fmt: skip
         stream.add(trainer)
         self._out += self.verifiers.give_way(attach.stream)
-        self.counts.attaches += 1
+        self.counts.note_attach(attach)
         self._out += [Send(peer, self._grant(trainer)), *self._greet(peer, attach.stream)]
 
     def _greet(self, peer: bytes, stream: str) -> list[Send]:

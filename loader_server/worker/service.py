@@ -455,6 +455,7 @@ class Worker:
 
     def _answer(self, outcome: Outcome) -> None:
         stream = outcome.build.want.stream
+        self.build_counts[stream].add_effort(outcome.build.effort)
         if outcome.built is not None and outcome.payload is not None:
             self.build_counts[stream].add(outcome.built, outcome.payload.nbytes)
         for conviction in outcome.convictions:

@@ -4,7 +4,7 @@ Rules: pure. A metric is declared once: name, kind, labels, the roles that expos
 it. Names start with `stoker_` and end in their unit where they have one; counters end in `_total`. Labels here are
 those of the samples; job, role, worker and rank come with the scrape target (see scrape_targets). Anything that may
 have many values (a sample, a batch number, an address) is never a label. This module must not know prometheus_client,
-nor which metrics there are, but for the one that all processes have.
+nor which metrics there are, but for those that all processes have.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from shared.wire.message_parts import Role
 
-__all__ = ["GARBAGE", "METRICS", "WAIT_BOUNDS_S", "Declarations", "Kind", "Metric"]
+__all__ = ["BUILD_INFO", "GARBAGE", "METRICS", "WAIT_BOUNDS_S", "Declarations", "Kind", "Metric"]
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -71,8 +71,16 @@ class Declarations:
         return metric
 
 
-GARBAGE = Declarations("coordinator", "worker", "trainer").counter(
+_everyone = Declarations("coordinator", "worker", "trainer")
+
+GARBAGE = _everyone.counter(
     "stoker_garbage_messages_total",
     "Frames that are not messages of this protocol.",
     "Zero is normal; if it grows, something else talks to this port: shut it out.",
+)
+BUILD_INFO = _everyone.gauge(
+    "stoker_build_info",
+    "Always 1; its labels have the versions of Stoker, of its protocol, of Python and of numpy that the process runs.",
+    "Several versions in one job: a rolling restart is under way, or has stopped half way.",
+    ("version", "protocol", "python", "numpy"),
 )

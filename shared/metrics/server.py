@@ -5,7 +5,7 @@ nothing. `/metrics` has the metrics, `/targets` those of other processes' addres
 answers of `probes`, and no other path has anything. Probes are open to anyone who reaches the port; the others are not
 if `Listening` has a token. A client that holds a connection delays nobody else (see `BoundedConnections`). What a
 process exposes is declared in `names`; a sample of anything else is a defect. prometheus_client adds its own
-`process_…` metrics: CPU seconds, memory, start time.
+`process_…` metrics: CPU seconds, memory, start time; `stoker_build_info` comes from here as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from prometheus_client.utils import floatToGoString
 from shared.errors import SettingsError
 from shared.logs import Log
 from shared.metrics.listening import Listening, bracketed
-from shared.metrics.names import WAIT_BOUNDS_S
+from shared.metrics.build_info import build_versions
+from shared.metrics.names import BUILD_INFO, WAIT_BOUNDS_S
 from shared.metrics.scrape_targets import TargetFile
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Collector(Collector):
-    """Collector that asks for samples at each scrape."""
+    """Collector that asks for samples at each scrape, and adds the versions that the process runs."""
 
     def __init__(self, samples: Callable[[], Iterable[MetricSamples]]) -> None:
         self._samples = samples
@@ -280,6 +281,7 @@ class _Collector(Collector):
         return []
 
     def collect(self) -> Iterator[Family]:
+        yield _family(MetricSamples.single(BUILD_INFO, 1, *build_versions()))
         for samples in self._samples():
             yield _family(samples)
 

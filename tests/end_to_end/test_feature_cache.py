@@ -9,7 +9,7 @@ import pytest
 
 import trainer_client
 from loader_server.commands.status import ask
-from loader_server.metrics import DECODED_SAMPLES
+from loader_server.metrics.worker_metrics import DECODED_SAMPLES
 from tests.support.loaders import running, wait_until, write_job
 from tests.support.scraping import fetch_metrics, read_targets
 

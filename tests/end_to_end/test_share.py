@@ -13,7 +13,7 @@ from rich.console import Console
 
 import trainer_client
 from loader_server.commands.status import ask, tables
-from loader_server.metrics import TAKEN_BATCHES
+from loader_server.metrics.worker_metrics import TAKEN_BATCHES
 from tests.support.loaders import running, wait_until, write_job
 from tests.support.scraping import fetch_metrics, read_targets
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from loader_server.metrics import STALE_WANTS
+from loader_server.metrics.worker_metrics import STALE_WANTS
 from shared.wire import messages as m
 from tests.support.behind import TIMEOUT_S, WAYS, Behind, metered, read_epoch, trained
 from tests.support.loaders import wait_until

@@ -12,7 +12,7 @@ from rich.console import Console
 import trainer_client
 from loader_server.commands import status
 from loader_server.leases.table_counts import NO_REASON, TOOK_TOO_LONG
-from loader_server.metrics import FAILED_TRIES
+from loader_server.metrics.coordinator_metrics import FAILED_TRIES
 from tests.support.loaders import ask, running, wait_until, write_job
 from tests.support.scraping import fetch_metrics, read_targets
 

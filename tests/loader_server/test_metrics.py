@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
-from loader_server.building.build_counts import BuildCounts, Built
+from loader_server.building.build_counts import BuildCounts, Built, Effort
 from loader_server.building.fallbacks import FALLBACK_REASONS
-from loader_server.metrics import (
+from loader_server.building.quarantine import COMMON_REASONS
+from loader_server.metrics.worker_metrics import (
+    BUILD_CPU_SECONDS,
     BUILD_SECONDS,
     FALLBACKS,
+    MASKED_SAMPLES,
     NOT_FINITE_SAMPLES,
     REMOTE_BLOCKS,
     REMOTE_BYTES,
     REMOTE_RETRIES,
+    WANT_QUEUE_SECONDS,
     worker_metrics,
 )
+from shared.metrics.names import WAIT_BOUNDS_S
+from shared.metrics.server import Spread
 from tests.support.askers import a_worker, write_synthetic
 from tests.support.loaders import Loaders, running, wait_until, write_job
 from tests.support.scraping import Scrape, fetch_metrics, metrics_of, read_targets
@@ -123,6 +129,9 @@ def test_batches_phases_and_cells_of_workers_add_up(job: Path, read: dict[str, i
     assert _sum(workers, "stoker_masked_samples_total") >= read["masked"] > 0
     for phase in ("plan_and_read", "decode_and_transform", "write_and_digest"):
         assert 0 < _sum(workers, "stoker_build_seconds_total", phase=phase) < 60
+    for phase in ("plan_and_read", "build"):
+        assert 0 < _sum(workers, "stoker_build_cpu_seconds_total", phase=phase) < 60
+    assert _sum(workers, "stoker_want_queue_seconds_count", stream="train") >= built
 
 
 def test_remote_files_are_counted_for_the_job(tmp_path: Path) -> None:
@@ -143,6 +152,7 @@ def test_fallbacks_and_values_that_are_not_finite_are_counted_from_zero(tmp_path
     assert zeros[FALLBACKS] == {(reason,): 0 for reason in FALLBACK_REASONS}
     assert served[FALLBACKS] == {**zeros[FALLBACKS], ("bad_sample",): 1}
     assert list(zeros[NOT_FINITE_SAMPLES].values()) == [0]
+    assert zeros[MASKED_SAMPLES] == {(reason,): 0 for reason in COMMON_REASONS}
     assert served[NOT_FINITE_SAMPLES]["train", "x"] == 3
 
 
@@ -155,6 +165,20 @@ def test_the_phases_of_building_are_said_in_seconds(tmp_path: Path) -> None:
         ("train", "decode_and_transform"): 0.25,
         ("train", "write_and_digest"): 4.0,
     }
+
+
+def test_the_effort_of_wants_is_said_by_phase_and_in_intervals(tmp_path: Path) -> None:
+    with a_worker(write_synthetic(tmp_path, samples=8, length=20)) as worker:
+        zeros = {one.metric: dict(one.values) for one in worker_metrics(worker)}
+        effort = Effort(queued_s=0.02, read_cpu_s=0.25, build_cpu_s=0.5, send_cpu_s=2)
+        worker.build_counts["train"].add_effort(effort)
+        served = {one.metric: one.values for one in worker_metrics(worker)}
+    phases = ("plan_and_read", "build", "encode_and_seal")
+    assert zeros[BUILD_CPU_SECONDS] == {("train", phase): 0 for phase in phases}
+    assert served[BUILD_CPU_SECONDS] == dict(zip((("train", phase) for phase in phases), (0.25, 0.5, 2), strict=True))
+    queued = served[WANT_QUEUE_SECONDS]["train",]
+    assert isinstance(queued, Spread)
+    assert (queued.total, sum(queued.counts), queued.counts[WAIT_BOUNDS_S.index(0.025)]) == (0.02, 1, 1)
 
 
 def test_the_coordinator_knows_who_is_there_and_how_far(loaders: Loaders, job: Path, read: dict[str, int]) -> None:
@@ -173,6 +197,7 @@ def test_the_coordinator_knows_who_is_there_and_how_far(loaders: Loaders, job: P
     scrape = _of(job, "coordinator")
     assert scrape["stoker_workers", ()] == 2
     assert scrape["stoker_attaches_total", ()] >= 2
+    assert scrape["stoker_reattaches_total", ()] == 0
     assert scrape["stoker_epoch_batches", (("stream", "train"),)] == read["batches"]
     assert ("stoker_trained_epoch", (("stream", "dev"),)) not in scrape  # an evaluation stream goes nowhere
     left_out = _sum([scrape], "stoker_left_out_samples", stream="train")

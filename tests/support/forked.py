@@ -64,7 +64,8 @@ _READ_AT_START = ("GLIBC_", "LD_", "MALLOC_", "NPY_", "OMP_", "OPENBLAS_", "PYTH
 _READ_LATER = {"PYTHONPATH", "TF_CONFIG"}
 
 _LOADERS = (
-    *("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics", "numpy.ma"),
+    *("loader_server.coordinator.service", "loader_server.worker.service", "numpy.ma"),
+    *("loader_server.metrics.coordinator_metrics", "loader_server.metrics.worker_metrics"),
     *("loader_server.cli", "loader_server.commands.index", "loader_server.machine.supervisor"),
     # What each process of a job would import again that reads recordings, as most jobs of tests do.
     *(

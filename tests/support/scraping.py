@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from shared.metrics.names import Metric
     from shared.wire.message_parts import Role
 
-for _module in ("loader_server.metrics", "trainer_client.session.metrics"):  # metrics register themselves
-    importlib.import_module(_module)
+for _name in ("loader_server.metrics.coordinator_metrics", "loader_server.metrics.worker_metrics"):
+    importlib.import_module(_name)  # metrics register themselves
+importlib.import_module("trainer_client.session.metrics")
 
 __all__ = ["METRICS", "Scrape", "fetch_metrics", "metrics_of", "read_targets", "total"]
 

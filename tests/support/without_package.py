@@ -26,7 +26,8 @@ __all__ = ["run_without"]
 
 ROOT = Path(__file__).parents[2]
 
-_NEEDED = ("loader_server.coordinator.service", "loader_server.worker.service", "loader_server.metrics", "numpy.ma")
+_NEEDED = ("loader_server.coordinator.service", "loader_server.worker.service", "numpy.ma")
+_NEEDED += ("loader_server.metrics.coordinator_metrics", "loader_server.metrics.worker_metrics")
 _NEEDED += ("loader_server.commands.index", "loader_server.commands.statistics")
 
 

@@ -135,6 +135,49 @@ def test_what_goes_by_tcp_is_packed_and_sealed(bench: Callable[..., Bench]) -> N
     assert buffer.nbytes == sealed.payload.nbytes + 16
 
 
+def _busy() -> None:
+    """Use 10 ms of the thread's CPU time."""
+    end_s = time.thread_time() + 0.01
+    while time.thread_time() < end_s:
+        pass
+
+
+def test_the_cpu_time_of_each_phase_is_that_of_the_thread_that_did_it(bench: Callable[..., Bench]) -> None:
+    made = bench(MemorySource(on_read={4: _busy, 5: _busy}, on_decode={6: _busy}))
+    in_slot, sent = made.outcomes(made.build(1), made.build(2, in_slot=False))
+    effort = in_slot.build.effort
+    assert effort.read_cpu_s >= 0.02
+    assert effort.build_cpu_s >= 0.01
+    assert effort.send_cpu_s == 0
+    assert sent.build.effort.read_cpu_s < 0.01 < 0.02 <= effort.read_cpu_s  # of its own samples alone
+    assert sent.build.effort.send_cpu_s > 0
+
+
+def test_the_cpu_time_of_a_build_that_fails_counts_too(bench: Callable[..., Bench]) -> None:
+    error = ReadError(expected="a", got="b", where="c", remedy="d")
+    made = bench(MemorySource(on_read={4: _busy, 9: _busy, 10: raising(error)}, on_decode={5: raising(SystemExit(3))}))
+    unbuilt, unread = made.outcomes(made.build(1), made.build(2))
+    assert unbuilt.error is not None
+    assert unread.error is error
+    assert unbuilt.build.effort.build_cpu_s > 0
+    assert unread.build.effort.read_cpu_s >= 0.01
+    assert unread.build.effort.build_cpu_s == 0
+
+
+@pytest.mark.parametrize("source", [MemorySource, GatheringSource])
+def test_a_want_is_queued_until_its_samples_are_read_or_it_is_built(
+    bench: Callable[..., Bench], source: type[MemorySource]
+) -> None:
+    made = bench(source())
+    build = made.build()
+    build.accepted_s -= 5
+    assert build.effort.queued_s is None
+    (outcome,) = made.outcomes(build)
+    assert outcome.build.effort.queued_s is not None
+    assert 5 <= outcome.build.effort.queued_s < 65
+    assert outcome.build.effort.read_cpu_s > 0
+
+
 def test_a_cancelled_job_ends_as_neither_and_nobody_waits_for_its_bytes(bench: Callable[..., Bench]) -> None:
     gate = threading.Event()
     made = bench(MemorySource(on_read={5: gate.wait}))
@@ -142,7 +185,7 @@ def test_a_cancelled_job_ends_as_neither_and_nobody_waits_for_its_bytes(bench: C
     build.cancelled = True
     (outcome,) = made.outcomes(build)
     gate.set()
-    assert (outcome.built, outcome.error) == (None, None)
+    assert (outcome.built, outcome.error, outcome.build.effort.queued_s) == (None, None, None)
     assert made.buffers == []
 
 

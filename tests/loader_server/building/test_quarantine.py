@@ -6,18 +6,18 @@ import json
 import logging
 import resource
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from loader_server.building.quarantine import Quarantine
+from loader_server.building.quarantine import COMMON_REASONS, Quarantine
 from shared.errors import SampleError
 from tests.support.another_user import as_another_user, folder_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 def error(reason: str = "transform") -> SampleError:
@@ -85,7 +85,7 @@ def test_a_line_that_a_full_disk_cuts_off_goes_to_the_process_log_and_spoils_no_
         (3, "c.wav", "transform"),
     ]
     assert said[0]["quarantine"] == f"{path}: File too large"
-    assert quarantine.counts == {"transform": 4}
+    assert +quarantine.counts == {"transform": 4}
 
 
 def test_a_log_that_cannot_be_opened_is_said_and_replaced(path: Path, warnings: pytest.LogCaptureFixture) -> None:
@@ -94,7 +94,7 @@ def test_a_log_that_cannot_be_opened_is_said_and_replaced(path: Path, warnings: 
     quarantine.note("train", 1, "a.wav", error())
     quarantine.close()
     assert [record.event for record in warnings.records] == ["quarantine log cannot be opened", "sample is masked"]
-    assert quarantine.counts == {"transform": 1}
+    assert +quarantine.counts == {"transform": 1}
 
 
 @pytest.mark.fault(66)
@@ -105,3 +105,12 @@ def test_in_a_closed_state_folder_each_sample_is_named_in_the_process_log(warnin
         quarantine.close()
     assert [record.event for record in warnings.records] == ["sample is masked"]
     assert warnings.records[0].fields["name"] == "a.wav"
+
+
+def test_reasons_that_any_job_may_meet_are_counted_from_zero_and_are_given_somewhere(path: Path) -> None:
+    quarantine = Quarantine(path)
+    quarantine.close()
+    assert quarantine.counts == dict.fromkeys(COMMON_REASONS, 0)
+    text = "".join(file.read_text() for file in (Path(__file__).parents[3] / "loader_server").rglob("*.py"))
+    for reason in COMMON_REASONS:
+        assert text.count(f'"{reason}"') >= 2, "one in the table, and one where a sample is masked for it"

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from loader_server import metrics as loaders
-from loader_server.worker import host_metrics as hosts
+from loader_server.metrics import coordinator_metrics, host_metrics, limit_metrics, shared_metrics, worker_metrics
 from shared.metrics import names
 from shared.metrics.names import WAIT_BOUNDS_S, Metric
 from tests.support.scraping import METRICS, metrics_of
@@ -66,7 +65,7 @@ def test_a_name_is_declared_once() -> None:
 
 
 def test_every_constant_registers_itself_and_nothing_else_does() -> None:
-    modules = (names, loaders, hosts, trainers)
+    modules = (names, shared_metrics, coordinator_metrics, limit_metrics, worker_metrics, host_metrics, trainers)
     constants = {value.name for module in modules for value in vars(module).values() if isinstance(value, Metric)}
     assert constants == METRICS.keys()
 
@@ -84,4 +83,4 @@ def test_waits_are_told_apart_from_a_tenth_of_a_millisecond_to_a_minute() -> Non
 
 def test_a_declaration_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        loaders.WORKERS.name = "other"  # type: ignore[misc]
+        coordinator_metrics.WORKERS.name = "other"  # type: ignore[misc]

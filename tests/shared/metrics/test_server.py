@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loader_server.metrics import ATTACHES, BUILD_SECONDS, WORKERS
+from loader_server.metrics.coordinator_metrics import ATTACHES, WORKERS
+from loader_server.metrics.worker_metrics import BUILD_SECONDS
 from shared.errors import SettingsError
 from shared.metrics import names
 from shared.metrics.listening import Listening

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from loader_server.coordinator.limit_metrics import limit_metrics
+from loader_server.metrics.limit_metrics import limit_metrics
 from shared.stations.limit import LIMITS, Gains, JobLimit
 from shared.stations.reported import StreamLimits
 
