@@ -153,8 +153,8 @@ class ReadAhead:
         self._underway: set[PendingRead[Any]] = set()
         #: How many threads hang, each replaced by another.
         self.hanging = 0
-        # Reading in the building thread itself took 202 µs of CPU a WAV file instead of 222, but a read that hangs there
-        # would end the worker; one reader instead of four gained nothing.
+        # Reading in the building thread itself took 202 µs of CPU a WAV file instead of 222, but a read that hangs
+        # there would end the worker; one reader instead of four gained nothing.
         for _ in range(READ_AT_A_TIME):
             self._start()
 

@@ -70,7 +70,7 @@ ATTACHES = _coordinator.counter(
 )
 REATTACHES = _coordinator.counter(
     "stoker_reattaches_total",
-    "Attaches of trainers that had attached before: a restored checkpoint, another world, or a coordinator that is back.",
+    "Attaches of trainers that had attached before: a checkpoint, another world, or a coordinator that is back.",
     "If it grows while nobody restores anything, trainers lose the coordinator, or an elastic run changes its world.",
 )
 REFUSALS = _coordinator.counter(

@@ -29,8 +29,8 @@ from prometheus_client.utils import floatToGoString
 
 from shared.errors import SettingsError
 from shared.logs import Log
-from shared.metrics.listening import Listening, bracketed
 from shared.metrics.build_info import build_versions
+from shared.metrics.listening import Listening, bracketed
 from shared.metrics.names import BUILD_INFO, WAIT_BOUNDS_S
 from shared.metrics.scrape_targets import TargetFile
 

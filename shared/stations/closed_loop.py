@@ -220,11 +220,7 @@ class _Loop:
         self._feed(want.worker)
 
     def _feed(self, worker: _PlayedWorker) -> None:
-        while (
-            worker.waiting
-            and worker.unread < READ_AT_A_TIME
-            and len(worker.at_hand) - worker.unread < _READ_AHEAD
-        ):
+        while worker.waiting and worker.unread < READ_AT_A_TIME and len(worker.at_hand) - worker.unread < _READ_AHEAD:
             want = worker.waiting.popleft()
             worker.at_hand.append(want)
             worker.unread += 1

@@ -202,8 +202,8 @@ class _Crowd:
         header = m.Pushed(
             ticket=want.ticket, epoch=want.epoch, number=want.number, empty=want.empty, in_slot=False,
             shape=WireShape.of(prepared.shape), nbytes=payload.nbytes, digest=built.digest, rows=built.rows,
-            masked=built.masked, reason=built.reason, reasons=built.reasons, build_us=built.build_us, read_us=0, held_us=0,
-            waiting=0,
+            masked=built.masked, reason=built.reason, reasons=built.reasons, build_us=built.build_us, read_us=0,
+            held_us=0, waiting=0,
         )  # fmt: skip
         return [encode(header), payload.data]
 

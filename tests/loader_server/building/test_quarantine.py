@@ -64,7 +64,8 @@ def test_a_sample_is_named_once_for_each_reason_and_counted_each_time(path: Path
         ("dev", 7, "a.wav", "transform"),
     ]
     assert lines[0]["error"] == "here: expected a sample, got none. Mend it."
-    assert quarantine.counts == {"transform": 3, "undecodable": 1}
+    assert +quarantine.counts == {"transform": 3, "undecodable": 1}
+    assert quarantine.counts["kills_decoder"] == 0, "a reason of our own is there from the start"
 
 
 def test_a_line_that_a_full_disk_cuts_off_goes_to_the_process_log_and_spoils_no_other(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
-import pytest
+from typing import TYPE_CHECKING
 
 from loader_server.coordinator import events
 from loader_server.coordinator.events import Counts
 from shared.wire.messages import Attach
+
+if TYPE_CHECKING:
+    import pytest
 
 ATTACH = Attach(
     serial=1, job="digits", stream="train", rank=0, replicas=1, world=2, incarnation=7, name="vm:1", cursor=None,

@@ -315,7 +315,7 @@ class TestRepeats:
         (answer,) = replies(state, attach(at=(2, 37), serial=5))
         assert (answer.serial, answer.cursor.epoch, answer.cursor.number) == (5, 2, 37)
         assert state.handle(Received(b"me", attach(serial=4)), 0.0) == []
-        assert (state.counts.attaches, state.counts.stale) == (1, 1)
+        assert (state.counts.attaches, state.counts.reattaches, state.counts.stale) == (0, 1, 1)
         assert state.report(0.0)["streams"]["train"]["trainers"][0]["number"] == 37
 
     @pytest.mark.fault(37)

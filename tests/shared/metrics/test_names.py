@@ -50,6 +50,8 @@ class TestEach:
             "work",
             "result",
             "resource",
+            *("limit", "more"),
+            *("version", "protocol", "python", "numpy"),
         }
         assert set(metric.labels) <= labels
 
@@ -72,7 +74,7 @@ def test_every_constant_registers_itself_and_nothing_else_does() -> None:
 
 def test_roles_share_only_what_everyone_has() -> None:
     common = {metric.name for metric in metrics_of("worker")} & {metric.name for metric in metrics_of("trainer")}
-    assert common == {"stoker_garbage_messages_total"}
+    assert common == {"stoker_garbage_messages_total", "stoker_build_info"}
     assert {role for metric in ALL for role in metric.roles} == {"coordinator", "worker", "trainer"}
 
 

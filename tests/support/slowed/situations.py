@@ -46,7 +46,6 @@ class Setup:
     #: Whether trainers have memory for their window only, so that it cannot grow.
     is_pinned: bool = False
 
-
     @property
     def prefetch_bytes(self) -> int:
         """Return the memory for batches that a trainer has."""

@@ -15,9 +15,7 @@ MB = 2**20
 def numbers(nbytes, *, replicas=1, at_a_time=1, producers=0, **how):
     ranks = Ranks(rank=0, replicas=replicas, world=replicas)
     settings = CoreSettings(job="j", stream="s", ranks=ranks, incarnation=1, name="t", boot_id="", **how)
-    return slots_for(
-        settings, SimpleNamespace(largest_bytes=lambda: nbytes, at_a_time=at_a_time, producers=producers)
-    )
+    return slots_for(settings, SimpleNamespace(largest_bytes=lambda: nbytes, at_a_time=at_a_time, producers=producers))
 
 
 @pytest.mark.parametrize(("at_a_time", "start"), [(1, 8), (4, 8), (16, 32)])
@@ -43,7 +41,9 @@ def test_no_more_slots_than_memory_affords():
 
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_a_verifier_has_two_wants_open_whatever_is_given(replicas):
-    assert numbers(1, replicas=replicas, at_a_time=16, prefetch=9, work="verify") == SlotNumbers(4 * replicas + 4, 2, 2, 4 * replicas + 2)
+    assert numbers(1, replicas=replicas, at_a_time=16, prefetch=9, work="verify") == SlotNumbers(
+        4 * replicas + 4, 2, 2, 4 * replicas + 2
+    )
 
 
 def test_where_batches_are_made_whole_it_does_not_grow():
