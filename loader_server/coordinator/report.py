@@ -106,6 +106,7 @@ def _trainer_report(trainer: AttachedTrainer, now_s: float) -> dict[str, Any]:
         "read_number": trainer.read[1],
         "waited_permille": _whole(trainer.waited_permille),
         "prefetch": trainer.progress.prefetch if trainer.progress is not None else 0,
+        "metrics": trainer.progress.metrics if trainer.progress is not None else "",
         "lately": lately_report(trainer.lately),
         "silent_s": round(now_s - trainer.heard_s, 1),
     }

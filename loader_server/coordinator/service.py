@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -48,6 +49,7 @@ from loader_server.fleet.bundle import BundleKeeper
 from loader_server.fleet.giving import Giving
 from loader_server.machine.doors import Doors
 from loader_server.stream import Stream
+from shared.endpoints import scrape_address
 from shared.errors import DataError, ProtocolError
 from shared.fairness.budget import Patience
 from shared.fairness.unread import UnreadAnswers
@@ -397,8 +399,10 @@ class Coordinator:
         if isinstance(message, m.BuilderParts):
             return self._answer_parts(peer, message)
         # Known only from the connection: a worker behind it may name a loopback endpoint, where nobody else finds it.
-        host = identity.get("Peer-Address") if isinstance(message, m.Register) else ""
-        return self._state.handle(Received(peer, message, str(host)), now_s)
+        host = str(identity.get("Peer-Address")) if isinstance(message, m.Register | m.Progress) else ""
+        if isinstance(message, m.Progress) and message.metrics:
+            message = replace(message, metrics=scrape_address(message.metrics, host))
+        return self._state.handle(Received(peer, message, host), now_s)
 
     def _answer_parts(self, peer: bytes, builder: m.BuilderParts) -> list[Instruction]:
         differing = differing_parts(self._builder_parts, builder.parts)

@@ -1,13 +1,16 @@
 """The answers of a `loader-server run` to probes: ready if all its processes are, each by its own `/readyz`.
 
+Its `/targets` are those of all its jobs, so that Prometheus asks one place of a machine, whatever is added or ended.
+
 Rules: runs in the metrics server's thread, so it reads only complete snapshots of the supervisor.
 """
 
 from __future__ import annotations
 
+import json
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.metrics.probes import LOOP_S, REASONS, Probes, dead
 from shared.metrics.server import MetricsServer
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["probes_of", "serve_probes"]
 
+#: Limit of a coordinator's list of targets: some 100 000 processes.
+_LONGEST_LIST = 2**24
+
 #: Timeout of a probe; a process that misses it counts as held up.
 _ANSWER_S = 1.0
 _LONGEST_ANSWER = 64
@@ -26,8 +32,8 @@ _LONGEST_ANSWER = 64
 _DEAD_S = 60.0
 
 
-def probes_of(supervisor: Supervisor) -> Probes:
-    """Return the answers to probes of the machine: whether it lives, and whether it is ready.
+def probes_of(supervisor: Supervisor, token: str = "") -> Probes:
+    """Return the answers to probes of the machine: whether it lives, whether it is ready, and its jobs' targets.
 
     It lives while the supervisor's loop has turned within the last minute, and is ready while all its processes are. It
     is not ready before it has any, while it is ending, or while the loop stands still.
@@ -35,6 +41,7 @@ def probes_of(supervisor: Supervisor) -> Probes:
     return Probes(
         lambda now_s: dead(supervisor.turned_s, _DEAD_S, now_s),
         lambda now_s: _unready(supervisor, now_s),
+        lambda host, _port: _targets(supervisor, host, token),
     )
 
 
@@ -48,7 +55,7 @@ def serve_probes(supervisor: Supervisor, listening: Listening) -> MetricsServer:
         labels={"role": "supervisor"},
         targets_folder=None,
         listening=listening,
-        probes=probes_of(supervisor),
+        probes=probes_of(supervisor, listening.token),
     )
 
 
@@ -61,6 +68,28 @@ def _unready(supervisor: Supervisor, now_s: float) -> str:
     if not addresses or not all(addresses):
         return "starting"
     return next(filter(None, map(_ask, addresses)), "")
+
+
+def _targets(supervisor: Supervisor, host: str, token: str) -> list[dict[str, Any]]:
+    """Return the scrape targets of all jobs whose coordinator runs here, as each tells them; `host` is the one asked.
+
+    A coordinator that cannot be asked is left out, and so are its job's targets until it can.
+    """
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    listed = list[dict[str, Any]]()
+    # A copy, because the main loop may add or end a job meanwhile.
+    for job in list(supervisor.jobs.values()):
+        address = job.coordinator.metrics if job.has_own_coordinator and job.coordinator.is_serving else ""
+        if not address:
+            continue
+        # At the host that we were asked at: so the coordinator names addresses that can be reached from there.
+        asked = urllib.request.Request(f"http://{host}:{address.rpartition(':')[2]}/targets", headers=headers)
+        try:
+            with urllib.request.urlopen(asked, timeout=_ANSWER_S) as answer:  # noqa: S310 - it is http
+                listed += json.loads(answer.read(_LONGEST_LIST))
+        except (OSError, ValueError):
+            continue
+    return listed
 
 
 def _ask(address: str) -> str:

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-__all__ = ["SWEEP_S", "TargetFile", "TargetSweep", "instance_of", "job_targets", "remove_dead_targets"]
+__all__ = [
+    "SWEEP_S",
+    "TargetFile",
+    "TargetSweep",
+    "instance_of",
+    "job_targets",
+    "remove_dead_targets",
+    "trainer_labels",
+]
 
 #: Pause between two looks for files of dead processes: as Prometheus, as we set it up, asks every 5 s.
 SWEEP_S = 5.0
@@ -37,21 +45,36 @@ def instance_of(labels: Mapping[str, str]) -> str:
 
 
 def job_targets(report: Mapping[str, Any], host: str, port: int) -> list[dict[str, Any]]:
-    """Return the scrape targets of a job, for HTTP service discovery: its coordinator and its workers.
+    """Return the scrape targets of a job, for HTTP service discovery: its coordinator, its workers and its trainers.
 
-    `host` and `port` are where the coordinator was asked. A worker is left out if it has no address, or if its address
+    `host` and `port` are where the coordinator was asked. A process is left out if it has no address, or if its address
     is a loopback one and the coordinator was not asked over loopback, because the scraper could not reach it. Raise
-    SettingsError if `host` and `port`, or a worker's address, form no endpoint.
+    SettingsError if `host` and `port`, or a process's address, form no endpoint.
     """
     is_local = is_loopback(f"tcp://{host}:{port}")
-    targets = [_target(f"{host}:{port}", {"job": report["job"], "role": "coordinator"})]
-    for worker in report["workers"]:
-        address = worker["metrics"]
+    job = report["job"]
+    targets = [_target(f"{host}:{port}", {"job": job, "role": "coordinator"})]
+    named = [(worker["metrics"], {"role": "worker", "worker": worker["name"]}) for worker in report["workers"]]
+    named += [
+        (trainer["metrics"], trainer_labels(stream, trainer["rank"], trainer["name"]))
+        for stream, facts in report["streams"].items()
+        for trainer in facts["trainers"]
+    ]
+    for address, labels in named:
         if address.startswith(":"):  # on the coordinator's machine, at all of its addresses
-            address = host + address
+            address = host + address  # noqa: PLW2901
         if address and (is_local or not is_loopback(f"tcp://{address}")):
-            targets.append(_target(address, {"job": report["job"], "role": "worker", "worker": worker["name"]}))
+            targets.append(_target(address, {"job": job, **labels}))
     return targets
+
+
+def trainer_labels(stream: str, rank: int | None, name: str) -> dict[str, str]:
+    """Return the labels of a trainer's metrics but for the job's: role, rank ("none" in queue mode) and its own name.
+
+    `name` is the trainer's, host and process, which may have a feed of each stream.
+    """
+    shown = "none" if rank is None else str(rank)
+    return {"role": "trainer", "rank": shown, "trainer": f"{stream}-{name.replace(':', '-')}"}
 
 
 def _target(address: str, labels: Mapping[str, str]) -> dict[str, Any]:

@@ -209,6 +209,7 @@ class Progress(Message):
     prefetch: int = wire(COUNT)
     wire_us: int = wire(COUNT)
     computed_us: int = wire(COUNT)
+    metrics: str = wire(NAME)
     members: int = wire(ID)
 
 

@@ -240,7 +240,7 @@ def _progress(incarnation: int, members: int) -> m.Progress:
     return m.Progress(
         stream="train", rank=0, incarnation=incarnation, epoch=0, number=0, read_epoch=0, read_number=9,
         waited_permille=20, batches_read=9, prefetch=8, wire_us=0,
-        computed_us=0, members=members,
+        computed_us=0, metrics="", members=members,
     )  # fmt: skip
 
 

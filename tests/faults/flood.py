@@ -179,6 +179,7 @@ def _to_coordinator(random: Random, plan: str, *, asks: bool) -> m.Message:
         prefetch=few,
         wire_us=few,
         computed_us=few,
+        metrics="",
         members=few,
     )
     outcomes = m.Outcomes(

@@ -217,10 +217,10 @@ def test_beyond_loopback_prometheus_is_told_of_all_processes_if_it_shows_the_tok
         for address in (f"127.0.0.1:{port}", coordinator):
             wait_until(lambda address=address: _probe(address) == "ok", "it is ready, and probes need no token")
             assert "401" in _status(address, "/metrics")
-        assert "401" in _status(coordinator, "/targets")
-        assert "404" in _status(f"127.0.0.1:{port}", "/targets")
+            assert "401" in _status(address, "/targets")
         wait_until(lambda: len(_targets(coordinator)) == 3, "all are told of")
         targets = _targets(coordinator)
+        assert _targets(f"127.0.0.1:{port}") == targets, "those of the machine's only job"
         assert {target["labels"]["role"] for target in targets} == {"coordinator", "worker"}
         for target in targets:
             (address,) = target["targets"]

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import trainer_client
+from loader_server.cli import main
 from monitoring.grafana.questions import ROWS
 from tests.support.loaders import running, wait_until, write_job
 from tests.support.monitoring import PROMETHEUS, WHY_NOT, Prometheus, rules_text, watching
+from tests.support.reserved_host import reserved_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,24 +70,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaders(folder: Path) -> Iterator[Loaders]:
+def machine() -> Iterator[str]:
+    """Where the machine says which processes there are."""
+    with reserved_host() as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def loaders(folder: Path, machine: str) -> Iterator[Loaders]:
     job = write_job(folder, samples=60, transforms=TRANSFORMS, stream='max_length = "0.9 s"')
     with job.open("a") as file:
         file.write('\n[streams.leased]\nlike = "train"\nevaluation = false\nmode = "queue"\n')
         file.write('[streams.elastic]\nlike = "train"\nevaluation = false\n')
-    with running(job, workers=2) as loaders, trainer_client.connect(loaders.endpoint, stream="leased") as feed:
+    with (
+        running(job, workers=2, arguments=("--metrics-listen", machine)) as loaders,
+        trainer_client.connect(loaders.endpoint, stream="leased") as feed,
+    ):
         next(iter(feed)).done()
         trainer_client.connect(loaders.endpoint, stream="elastic", elastic=(1, 1)).close()
         yield loaders
 
 
 @pytest.fixture(scope="module")
-def prometheus(folder: Path, loaders: Loaders) -> Iterator[Prometheus]:
+def prometheus(folder: Path, loaders: Loaders, machine: str) -> Iterator[Prometheus]:
     """Prometheus, once it has seen each process often enough for a rate."""
-    targets = folder / ".stoker" / JOB / "targets"
     with (
-        watching(targets, folder) as prometheus,
-        trainer_client.connect(loaders.endpoint, metrics_port=0, metrics_targets=targets) as feed,
+        watching(f"http://{machine}/targets", folder) as prometheus,
+        trainer_client.connect(loaders.endpoint, metrics_port=0) as feed,
     ):
         trainer = _Trainer(feed)
         try:
@@ -146,6 +157,23 @@ def test_no_alert_fires_for_a_job_that_is_well(prometheus: Prometheus) -> None:
         alert["labels"]["alertname"] for alert in prometheus.ask("alerts")["alerts"] if alert["state"] == "firing"
     ]
     assert set(firing) <= {"StokerSamplesMasked"}  # one of its transforms fails on some samples
+
+
+def test_a_job_that_is_added_is_found_and_one_that_ends_is_forgotten(
+    prometheus: Prometheus, folder: Path, tmp_path: Path
+) -> None:
+    other = write_job(tmp_path, name="other", samples=20)
+    with pytest.raises(SystemExit) as end:
+        main(["add", "--to", str(folder / "job.toml"), str(other)])
+    assert not end.value.code
+    ups = 'up{job="other"}'
+    wait_until(
+        lambda: prometheus.values(f'{ups} == 1 and {ups[:-1]},role="coordinator"}}'), "the added job is seen", 60
+    )
+    with pytest.raises(SystemExit) as end:
+        main(["end", str(other)])
+    assert not end.value.code
+    wait_until(lambda: prometheus.values(ups) == [], "no target of the ended job is left", 60)
 
 
 def test_a_coordinator_that_is_gone_is_noticed_until_it_is_back(prometheus: Prometheus, loaders: Loaders) -> None:

@@ -91,7 +91,7 @@ def progress(rank: int, epoch: int, number: int, **other) -> m.Progress:
     fields = {
         "stream": "train", "rank": rank, "incarnation": 1000 + rank, "epoch": epoch, "number": number,
         "read_epoch": epoch, "read_number": number, "waited_permille": 0, "batches_read": number, "members": 0,
-        "prefetch": 8, "wire_us": 0, "computed_us": 0,
+        "prefetch": 8, "wire_us": 0, "computed_us": 0, "metrics": "",
     }  # fmt: skip
     return m.Progress(**{**fields, **other})
 

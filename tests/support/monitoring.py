@@ -77,11 +77,20 @@ class Prometheus:
         return [value for value in values if not math.isnan(value)]
 
 
+#: How our configuration finds the processes of a machine.
+_FOUND_BY_URL = "http_sd_configs:\n      - url: http://127.0.0.1:7401/targets"
+
+
 @contextmanager
-def watching(targets: Path, folder: Path, *, every: str = "1s") -> Iterator[Prometheus]:
-    """A real Prometheus with our configuration, asking every second or so often, for the length of a block."""
+def watching(targets: Path | str, folder: Path, *, every: str = "1s") -> Iterator[Prometheus]:
+    """A real Prometheus with our configuration, asking every second or so often, for the length of a block.
+
+    It finds processes by a URL, as ours does, or by the files of a folder.
+    """
     config = (FOLDER / "prometheus.yml").read_text()
-    for ours, here in (("5s", every), ("/targets/*.json", f"{targets}/*.json")):
+    by_url = _FOUND_BY_URL.replace("http://127.0.0.1:7401/targets", str(targets))
+    found = by_url if isinstance(targets, str) else f'file_sd_configs:\n      - files: ["{targets}/*.json"]'
+    for ours, here in (("5s", every), (_FOUND_BY_URL, found)):
         assert ours in config
         config = config.replace(ours, here)
     (folder / "prometheus.yml").write_text(config)

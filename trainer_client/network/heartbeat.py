@@ -50,6 +50,7 @@ class Heartbeat:
             prefetch=stream.wants.prefetch,
             wire_us=int(1e6 * stream.answers.wire.busy_s),
             computed_us=int(1e6 * self._standing.computed_s),
+            metrics=self._standing.metrics,
             members=members,
         )
 

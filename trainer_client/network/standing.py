@@ -18,6 +18,8 @@ class Standing:
     waited_s: float = 0.0
     #: Seconds that its own computation took, as far as it tells.
     computed_s: float = 0.0
+    #: Host and port that its metrics are served at; empty if nowhere.
+    metrics: str = ""
     #: Since when it has the data of the step in hand; None once its computation was counted.
     _since_s: float | None = None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.metrics.names import GARBAGE, Declarations
+from shared.metrics.scrape_targets import trainer_labels
 from shared.metrics.server import MetricSamples, MetricsServer, Spread
 from trainer_client.core.slot_states import SlotState
 
@@ -182,13 +183,14 @@ def serve(
     of `MetricsServer` passes through.
     """
     spec, core = receiver.spec, receiver.settings.core
-    process = f"{spec.stream}-{os.uname().nodename}-{os.getpid()}"
     # In queue mode nobody has a rank: all would say 0.
-    rank = str(core.ranks.rank) if not spec.work else "none"
-    labels = {"job": spec.job, "role": "trainer", "rank": rank, "trainer": process}
+    rank = core.ranks.rank if not spec.work else None
+    labels = {"job": spec.job} | trainer_labels(spec.stream, rank, f"{os.uname().nodename}-{os.getpid()}")
     samples = partial(_samples_while_used, weakref.ref(receiver), weakref.ref(maker), accounts)
     folder = Path(targets) if targets is not None else None
-    receiver.at_end(MetricsServer(samples, listening=listening, labels=labels, targets_folder=folder).close)
+    server = MetricsServer(samples, listening=listening, labels=labels, targets_folder=folder)
+    receiver.at_end(server.close)
+    receiver.standing.metrics = server.bound
 
 
 def _samples_while_used(

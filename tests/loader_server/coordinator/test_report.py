@@ -54,7 +54,7 @@ def test_a_stream_stands_where_its_last_rank_does_and_waits_like_the_one_that_wa
     }  # fmt: skip
     assert trainers[1] == {
         "rank": 1, "replicas": 1, "world": 2, "name": "host:1", "run": run_name(1001), "epoch": 1, "number": 8,
-        "read_epoch": 2, "read_number": 9, "waited_permille": 20, "prefetch": 0, "lately": None, "silent_s": 2.2,
+        "read_epoch": 2, "read_number": 9, "waited_permille": 20, "prefetch": 0, "metrics": "", "lately": None, "silent_s": 2.2,
     }  # fmt: skip
     assert [(one["rank"], one["epoch"], one["silent_s"]) for one in trainers] == [(0, 1, 0.2), (1, 1, 2.2)]
 
@@ -66,7 +66,15 @@ def test_in_queue_mode_nobody_has_a_rank_or_a_position():
     found = stream_report(stream, 1, now_s=92.2)
     assert (found["read_epoch"], found["read_number"]) == (None, None)
     nothing = dict.fromkeys(("rank", "world", "number", "read_epoch", "read_number"))
-    about = {"replicas": 1, "epoch": 1, "waited_permille": 20, "prefetch": 0, "lately": None, "silent_s": 2.2}
+    about = {
+        "replicas": 1,
+        "epoch": 1,
+        "waited_permille": 20,
+        "prefetch": 0,
+        "metrics": "",
+        "lately": None,
+        "silent_s": 2.2,
+    }
     named = [{"name": f"host:{rank}", "run": run_name(1000 + rank)} for rank in (0, 1)]
     assert found["trainers"] == [one | about | nothing for one in named]
     line = {"stream": "train", "trainer": "host:0", "run": run_name(1000)}

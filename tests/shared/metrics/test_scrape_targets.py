@@ -161,7 +161,7 @@ def test_a_target_is_where_its_connection_comes_from(bound, peer_host, address):
 
 def _addresses(host, *metrics):
     workers = [{"name": f"w{number}", "metrics": address} for number, address in enumerate(metrics)]
-    targets = job_targets({"job": "digits", "workers": workers}, host, 9100)
+    targets = job_targets({"job": "digits", "workers": workers, "streams": {}}, host, 9100)
     return {target["labels"]["instance"]: target["targets"] for target in targets}
 
 
@@ -181,5 +181,20 @@ def test_who_asks_from_elsewhere_is_sent_to_what_it_reaches():
 
 
 def test_targets_carry_the_labels_of_the_files():
-    (_, worker) = job_targets({"job": "digits", "workers": [{"name": "w0", "metrics": "10.0.0.7:9101"}]}, "h", 1)
+    trainers = [
+        {"name": "gpu7:42", "rank": 3, "metrics": "10.0.0.8:9300"},
+        {"name": "gpu7:43", "rank": 4, "metrics": ""},
+    ]
+    queue = [{"name": "gpu8:1", "rank": None, "metrics": ":9301"}]
+    report = {
+        "job": "digits",
+        "workers": [{"name": "w0", "metrics": "10.0.0.7:9101"}],
+        "streams": {"train": {"trainers": trainers}, "leased": {"trainers": queue}},
+    }
+    (_, worker, trainer, leased) = job_targets(report, "10.0.0.1", 1)
     assert worker["labels"] == {"instance": "worker-w0", "job": "digits", "role": "worker", "worker": "w0"}
+    assert trainer["targets"] == ["10.0.0.8:9300"]
+    own = {"role": "trainer", "rank": "3", "trainer": "train-gpu7-42"}
+    assert trainer["labels"] == {"instance": "trainer-3-train-gpu7-42", "job": "digits", **own}
+    assert leased["targets"] == ["10.0.0.1:9301"]
+    assert leased["labels"]["rank"] == "none"

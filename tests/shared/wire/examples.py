@@ -110,6 +110,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         prefetch=8,
         wire_us=123,
         computed_us=456,
+        metrics="0.0.0.0:9300",
         members=5,
     ),
     m.Noted(),

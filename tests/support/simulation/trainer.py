@@ -221,6 +221,7 @@ class Trainer(Process):
                 prefetch=self.core.stream.wants.prefetch,
                 wire_us=int(1e6 * self.core.stream.answers.wire.busy_s),
                 computed_us=0,
+                metrics="",
                 members=order.members,
             )
         )
