@@ -10,7 +10,7 @@ import pytest
 
 import trainer_client
 from loader_server.cli import main
-from monitoring.grafana.questions import ROWS
+from monitoring.grafana.dashboard import DASHBOARDS
 from tests.support.loaders import running, wait_until, write_job
 from tests.support.monitoring import PROMETHEUS, WHY_NOT, Prometheus, rules_text, watching
 from tests.support.reserved_host import reserved_host
@@ -26,8 +26,17 @@ pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason=WHY_NOT)
 
 JOB = "tones"
 TRANSFORMS = ("tests.support.transforms:raises", "logmel", "characters")
+#: What Grafana puts in place of variables.
+_CHOSEN = {"$job": JOB, "$stream": ".*", "$rank": ".*", "$worker": ".*"}
+_CHOSEN |= {"$__rate_interval": "1m", "$__range": "5m", "$__interval": "1m"}
 EXPRESSIONS = sorted(
-    {query.expr.replace("$job", JOB) for row in ROWS for panel in row.panels for query in panel.queries}
+    {
+        re.sub(r"\$\w+", lambda found: _CHOSEN[found[0]] if found[0] in _CHOSEN else found[0], query.expr)
+        for made in DASHBOARDS
+        for row in made.rows
+        for panel in row.panels
+        for query in panel.queries
+    }
 )
 
 #: A selector in the expression of an alert: a metric's name and what is asked of its labels.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from monitoring.grafana.questions import ROWS
+from monitoring.grafana.dashboard import DASHBOARDS
 from tests.monitoring.recording.rendering import RECORDED
 from tests.monitoring.recording.scenes import SCENES
 from tests.support.monitoring import FOLDER, PROMETHEUS, WHY_NOT, metrics_named, recorded_names, rules_text
@@ -163,7 +163,7 @@ def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
 
 
 def test_panels_named_in_the_runbook_exist() -> None:
-    titles = {panel.title for row in ROWS for panel in row.panels}
+    titles = {panel.title for made in DASHBOARDS for row in made.rows for panel in row.panels}
     named = set(re.findall(r"(?<!\*)\*([A-Z][^*]*\?)\*(?!\*)", RUNBOOK))
     assert named
     assert named <= titles
