@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["padding_of", "padding_tokens", "words_of", "zeros_for_tokens"]
 
-#: Stands in the job file for the padding token of a key's tokenizer.
-_TOKENIZER = "tokenizer"
-
 
 def padding_of(
     written: Iterable[tuple[str, PaddingValue]],
