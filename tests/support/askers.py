@@ -232,9 +232,10 @@ def welcomed(asker: Asker, **how: Any) -> Asker:
 
 
 def wait_until_begun(worker: Worker, builds: int) -> None:
-    """Wait until so many builds are in the hands of the building thread, and it builds the first one."""
+    """Wait until at least so many builds are in the hands of the building thread, and it builds the first one."""
     assert transforms.AT_GATE.wait(60)
-    wait_until(lambda: worker._thread.load == builds, f"{builds} builds are begun")
+    # On a busy machine reads look slow, and it is given a few more.
+    wait_until(lambda: worker._thread.load >= builds, f"{builds} builds are begun")
 
 
 def refused(asker: Asker, *wants: m.Want) -> list[tuple[Ticket, str]]:

@@ -54,9 +54,9 @@ def test_a_build_that_is_cancelled_before_its_turn_is_not_read(bench: Callable[.
     assert read == []
 
 
-@pytest.mark.parametrize(("at_once", "asked"), [(True, 16), (False, 4)])
+@pytest.mark.parametrize(("at_once", "asked"), [(True, {16}), (False, {2, 3, 4})])
 def test_after_a_read_that_took_long_a_few_are_not_waited_for(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, *, at_once: bool, asked: int
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, *, at_once: bool, asked: set[int]
 ) -> None:
     monkeypatch.setattr(build_thread, "_UNWAITED", 4)
     moments_s = list[float]()
@@ -64,7 +64,8 @@ def test_after_a_read_that_took_long_a_few_are_not_waited_for(
     made = bench()
     for start in range(0, 16, 4):
         made.outcomes(*(made.build(number % 4) for number in range(start, start + 4)))
-    assert len(moments_s) == asked
+    # Those that are begun as they come, while reads are slow, are not waited for either.
+    assert len(moments_s) in asked
     assert all(0 < one_s <= 0.02 for one_s in moments_s)
 
 

@@ -119,18 +119,18 @@ def test_so_many_wants_are_open_and_no_more(ask, worker, closed):
 
 @pytest.mark.fault(42)
 def test_all_trainers_together_have_a_bounded_number_of_open_wants(job, closed, monkeypatch):
-    monkeypatch.setattr("loader_server.wants.open_wants._MOST_OPEN", 12)
+    monkeypatch.setattr("loader_server.wants.open_wants._MOST_OPEN", 24)
     with a_worker(job) as worker, zmq.Context() as context:
         one, other = (welcomed(Asker(context, worker.endpoint, digest_of(job))) for _ in range(2))
         for asker in (one, other):
-            asker.say(*(asker.want(slot) for slot in range(12)))
+            asker.say(*(asker.want(slot) for slot in range(24)))
             asker.ping()
-        assert len(one.ping().tickets) == 6
-        assert len(other.ping().tickets) == 3
-        one.say(m.Cancel(ticket=Ticket(5, 1)))
+        assert len(one.ping().tickets) == 12
+        assert len(other.ping().tickets) == 6
+        one.say(m.Cancel(ticket=Ticket(11, 1)))
         one.hear(m.Cancelled)
-        other.say(other.want(3, 2))
-        assert len(other.ping().tickets) == 4
+        other.say(other.want(6, 2))
+        assert len(other.ping().tickets) == 7
         closed.set()
         one.close()
         other.close()
