@@ -193,8 +193,6 @@ class BuildThread:
             return True
         # A build that is in hand or waits for its turn occupies no reader: with four builds in all, of four readers
         # three had something to do, and often two.
-        if not self._unwaited:
-            return False
         unread = self._readers.unread
         is_read = self.load - len(self.outcomes) - unread
         return 0 < unread < _UNREAD and is_read <= _AHEAD and self.load < _MOST_AHEAD
@@ -223,14 +221,14 @@ class BuildThread:
     def submit(self, build: Build) -> None:
         """Queue a build for its turn and raise `load`; set `reads` if preparing it has to be left to a reader.
 
-        The read begins now if the thread waits for an earlier one, or if reads are slow.
+        The read begins now if the thread waits for an earlier one.
         """
         self.load += 1
         self.queued_s += time.monotonic() - build.accepted_s
         build.reads = self._builders[build.want.stream].reads(build.want)
-        # The thread begins quick reads between builds. While it waits for one, builds that come would only be read after
-        # it, and slow ones would begin a build later than a reader has time: of four readers three had something to do.
-        if build.reads and (self._awaited[1] is not None or self._unwaited):
+        # The thread begins reads between builds. While it waits for one, builds that come would only be read after it,
+        # and of four readers three had something to do.
+        if build.reads and self._awaited[1] is not None:
             self._begin_read(build)
         self._builds.put(build)
 
@@ -296,10 +294,7 @@ class BuildThread:
         the next `_UNWAITED` reads are not waited for. Nothing is raised: `wait_for` raises the error of a failed read.
         """
         self._at_hand.append(build)
-        if build is None or not build.reads or build.cancelled:
-            return
-        if build.pending is not None:  # it was begun as it came, because reads are slow
-            self._unwaited = max(0, self._unwaited - 1)
+        if build is None or not build.reads or build.cancelled or build.pending is not None:
             return
         pending = self._begin_read(build)
         moment_s = min(max(_MOMENT_S, _MOMENT * self._usual_s), _LONGEST_MOMENT_S)

@@ -324,36 +324,6 @@ def test_it_is_busy_while_it_has_a_build_in_hand_and_idle_while_it_waits_for_one
     assert 5 <= made.thread.busy_s() - before_s < 11
 
 
-def test_slow_reads_begin_as_they_come_also_during_a_build(bench: Callable[..., Bench]) -> None:
-    gate, began, read = threading.Event(), threading.Event(), threading.Event()
-    made = bench(
-        MemorySource(
-            on_read={0: lambda: time.sleep(0.2), 5: read.set},
-            on_decode={0: lambda: (began.set(), gate.wait(60))},
-        )
-    )
-    made.thread.submit(made.build(0))
-    assert began.wait(60)
-    made.thread.submit(made.build(1))
-    assert read.wait(60), "the second is read although the first is being built"
-    gate.set()
-    wait_until(lambda: len(made.thread.outcomes) == 2, "both are built")
-
-
-def test_quick_reads_are_left_until_the_build_in_hand_is_done(bench: Callable[..., Bench]) -> None:
-    gate, began, read = threading.Event(), threading.Event(), threading.Event()
-    made = bench(MemorySource(on_read={5: read.set}, on_decode={0: lambda: (began.set(), gate.wait(60))}))
-    made.thread._unwaited = 0
-    made.thread.submit(made.build(0))
-    assert began.wait(60)
-    if not made.thread._unwaited:  # a machine that stood still for a moment makes any read slow
-        made.thread.submit(made.build(1))
-        assert made.thread._readers.unread == 0
-        assert not read.is_set()
-    gate.set()
-    wait_until(lambda: made.thread.outcomes, "it is built")
-
-
 def test_it_is_given_enough_for_all_readers_while_reads_are_slow(bench: Callable[..., Bench]) -> None:
     """Six reads for four readers; with the builds that are read it has no more than ten in all."""
     gate = threading.Event()
