@@ -36,7 +36,7 @@ _PSI = Path("/proc/pressure")
 
 
 def host_samples(held_up_s: float, folder: Path = _PSI) -> Iterator[MetricSamples]:
-    """Yield the samples of a worker's host: what was held up, as counted elsewhere, and pressure if the kernel has it."""
+    """Yield the samples of a worker's host: what was held up, as counted elsewhere, and pressure if it is known."""
     yield MetricSamples.single(HELD_UP, held_up_s)
     totals = {(resource,): _total_s(folder / resource) for resource in _RESOURCES}
     yield MetricSamples(PRESSURE, {labels: total_s for labels, total_s in totals.items() if total_s is not None})

@@ -40,10 +40,10 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def slots_memory() -> int:
     """Return the bytes of all slots of this process that have memory."""
     total = 0
-    for name in os.listdir("/proc/self/fd"):
+    for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("/memfd:stoker"):
-                total += os.stat(f"/proc/self/fd/{name}").st_blocks * 512
+            if str(path.readlink()).startswith("/memfd:stoker"):
+                total += path.stat().st_blocks * 512
     return total
 
 

@@ -170,7 +170,7 @@ class AttachedStream:
         self.questions.tick(self.connections.serving(), now_s)
 
     def _adapt_prefetch(self, now_s: float) -> None:
-        """Show this turn to `prefetch`, and let it decide when it has seen enough; if it shrank, memory is due to go."""
+        """Show this turn to `prefetch`, which decides when it has seen enough; if it shrank, memory is due to go."""
         arrived, prefetch, upcoming = self.answers.accepted, self.prefetch, self.upcoming
         left, self._ready_to = max(0, self._ready_to - upcoming.head), upcoming.ready_to(self._ready_to)
         is_full = not self.tickets.unasked and upcoming.end - upcoming.head >= prefetch.size

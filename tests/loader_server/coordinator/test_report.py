@@ -54,7 +54,8 @@ def test_a_stream_stands_where_its_last_rank_does_and_waits_like_the_one_that_wa
     }  # fmt: skip
     assert trainers[1] == {
         "rank": 1, "replicas": 1, "world": 2, "name": "host:1", "run": run_name(1001), "epoch": 1, "number": 8,
-        "read_epoch": 2, "read_number": 9, "waited_permille": 20, "prefetch": 0, "metrics": "", "lately": None, "silent_s": 2.2,
+        "read_epoch": 2, "read_number": 9, "waited_permille": 20, "prefetch": 0, "metrics": "",
+        "lately": None, "silent_s": 2.2,
     }  # fmt: skip
     assert [(one["rank"], one["epoch"], one["silent_s"]) for one in trainers] == [(0, 1, 0.2), (1, 1, 2.2)]
 

@@ -23,7 +23,8 @@ _ANSWERS = 2
 #: Factor of growth, and the part by which the rate has to grow for it to stay.
 _GROWTH = 1.5
 _GAIN = 0.04
-#: Part of a look for which consumers have to have taken all, and the part of what workers could serve that counts as all.
+#: Part of a look for which consumers have to have taken all; and the part of what workers could serve that counts as
+#: all of it.
 _DRY = 0.25
 _ALL = 0.93
 #: Pause after growth that brought nothing; it doubles up to the longest.
@@ -44,7 +45,7 @@ class Prefetch:
         self._began = 0
         #: How many have to have arrived before the next look begins: those asked for before the last change.
         self._former = start
-        #: When the last turn was, and whether all was asked for then; for how long consumers had taken all in this look.
+        #: When the last turn was, and whether all was asked for then; how long consumers had taken all in this look.
         self._seen_s, self._was_full = 0.0, False
         self._dry_s = 0.0
         #: The size and the rate before the growth that is tried; None if none is.
@@ -64,8 +65,7 @@ class Prefetch:
         last turn no consumer has taken; `is_full` says that everything within `size` is asked for. If more was left
         than is needed, for ten seconds, shrink.
         """
-        if left < self._least_left:
-            self._least_left = left
+        self._least_left = min(self._least_left, left)
         if now_s - self._calm_s >= _CALM_S:
             self._shrink(now_s)
         if self._began_s is None:
