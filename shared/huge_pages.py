@@ -105,7 +105,7 @@ def drop_pages(array: NDArray[np.uint8], *, of_file: bool) -> bool:
     mapped it lose; otherwise it is private.
     """
     advice = _MADV_REMOVE if of_file else _MADV_DONTNEED
-    return _libc.madvise(array.ctypes.data, array.nbytes, advice) == 0
+    return bool(_libc.madvise(array.ctypes.data, array.nbytes, advice) == 0)
 
 
 def keep_from_children(memory: NDArray[np.uint8]) -> None:
