@@ -87,8 +87,9 @@ def connect(  # noqa: PLR0913 - the one door for users: each is a keyword with a
             the same number. None: no end.
         elastic: The least and the most trainers of an elastic run, whose places the coordinator gives out. The feed
             ends with a `WorldChangedError` when trainers come or go; see `run_elastic`.
-        prefetch: How many batches to ask for ahead, for each replica. None: 8, and up to 32 if they are small.
-        prefetch_bytes: The most memory for the buffers of these batches.
+        prefetch: How many batches to ask for ahead at first, for each replica. None: 8, and up to 32 if they are small.
+            It grows to eight times as many, within `prefetch_bytes`, while that brings more, and shrinks again.
+        prefetch_bytes: The most memory for the buffers of these batches, which is taken as they are used.
         shared_memory: Whether workers on this host write batches into shared memory. False: they send them by TCP.
         verify: Whether to check the digest of every batch that comes through shared memory, too.
         workers: How many workers on other hosts to talk to, besides all on this host.
