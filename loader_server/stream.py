@@ -23,7 +23,7 @@ from loader_server.planning import LEFT_OUT, PLANNER_VERSION, OrdinalPlan, Plan
 from loader_server.planning.batch_size import refuse_number_of_samples
 from loader_server.planning.settings import NO_KEY
 from loader_server.processor.native_code import native_names
-from loader_server.sources.audio.recordings import has_recordings
+from loader_server.sources.audio.recorded_keys import has_recordings
 from loader_server.sources.chunks.source import ChunkedSource
 from loader_server.sources.pipeline.base_samples import BaseSamples
 from loader_server.sources.source import decoded

@@ -401,9 +401,11 @@ def test_a_trainers_memory_counts_its_slots() -> None:
     largest = 60 * 100 * 80 * 4
     ranks = SimpleNamespace(replicas=1)
     settings = SimpleNamespace(ranks=ranks, prefetch=None, prefetch_bytes=2**30, verifies=False)
-    spec = SimpleNamespace(at_a_time=1, largest_bytes=lambda: largest)
-    slots, prefetch = slots_for(cast("CoreSettings", settings), cast("StreamSpec", spec))
-    words = f"{slots + 1} (prefetch {prefetch}, {slots - prefetch} in TensorFlow's hands, a reserve)"
+    spec = SimpleNamespace(at_a_time=1, largest_bytes=lambda: largest, producers=0)
+    numbers = slots_for(cast("CoreSettings", settings), cast("StreamSpec", spec))
+    # Slots have memory while they are used: what is asked for ahead at first, and no more unless that helps.
+    slots = numbers.start + numbers.hands
+    words = f"{slots + 1} (prefetch {numbers.start}, {numbers.hands} in TensorFlow's hands, a reserve)"
     assert words in text
     plain = " ".join(text.replace("#", " ").split())
     assert f"{largest / 1e6:.1f} MB with a budget of 60 s, so {(slots + 1) * largest / 1e6:.0f} MB" in plain

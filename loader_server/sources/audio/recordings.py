@@ -23,14 +23,14 @@ from shared.errors import ReadError, SampleError
 from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from loader_server.sources.files.opening import Files
     from loader_server.sources.source import Chunk
 
-__all__ = ["Recordings", "audio_field", "common_rate", "has_recordings"]
+__all__ = ["Recordings", "audio_field", "common_rate"]
 
 
 #: Limit in frames on decoding samples together: four minutes at 16 kHz, which any format decodes in less than half a
@@ -41,12 +41,6 @@ _MOST_AT_ONCE = 4_000_000
 def audio_field(rate: int) -> Field:
     """Return the field of audio, counted in frames; a `rate` of 0 (files differ) gives it no time."""
     return Field(key="audio", dtype="float32", shape=(None,), per_second=float(rate) or None)
-
-
-def has_recordings(fields: Iterable[Field]) -> bool:
-    """Return whether one of these keys is made of recordings: it has a time, or a name that only these have."""
-    # Recordings of several rates have no time in common, and those in records of other programs may have none at all.
-    return any(field.per_second is not None or field.key in ("audio", "waveform") for field in fields)
 
 
 def common_rate(rates: NDArray[np.int64]) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from loader_server.machine.served_job import JoinedJob, refuse_conflicts
 from shared.errors import SettingsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FILE = "file:///shared/.stoker/digits/endpoint"
 HERE, EVERYWHERE = "tcp://127.0.0.1:*", "tcp://0.0.0.0:*"
@@ -24,10 +28,13 @@ HERE, EVERYWHERE = "tcp://127.0.0.1:*", "tcp://0.0.0.0:*"
     ],
 )
 def test_beyond_loopback_if_the_coordinator_is_or_may_come_to_be_there(
-    endpoint: str, keys: str, insecure: bool, expected: str
+    endpoint: str, keys: str, insecure: bool, expected: str, tmp_path: Path
 ) -> None:
     folder = SimpleNamespace(
-        settings=SimpleNamespace(name="digits", listen=endpoint, metrics_port=0), keys=keys or None, joined=None
+        settings=SimpleNamespace(name="digits", listen=endpoint, metrics_port=0),
+        keys=keys or None,
+        joined=None,
+        targets_folder=tmp_path,
     )
     job = JoinedJob(folder, "", lambda *_: [], insecure=insecure)  # type: ignore[arg-type]
     worker = job.worker(0, "host")
@@ -37,20 +44,22 @@ def test_beyond_loopback_if_the_coordinator_is_or_may_come_to_be_there(
 
 
 @pytest.mark.parametrize(("first", "expected"), [(0, ["0", "0"]), (9100, ["9101", "9102"])])
-def test_metrics_of_a_joined_jobs_workers_have_the_ports_after_the_hosts(first: int, expected: list[str]) -> None:
+def test_metrics_of_a_joined_jobs_workers_have_the_ports_after_the_hosts(
+    first: int, expected: list[str], tmp_path: Path
+) -> None:
     settings = SimpleNamespace(name="digits", listen="tcp://loader-a:7400", metrics_port=first)
-    folder = SimpleNamespace(settings=settings, keys="keys", joined=None)
+    folder = SimpleNamespace(settings=settings, keys="keys", joined=None, targets_folder=tmp_path)
     job = JoinedJob(folder, "", lambda *_: [], insecure=False)  # type: ignore[arg-type]
     commands = [child.command(child.listen) for child in (job.worker(place, "host") for place in range(2))]
     assert [command[command.index("--metrics-port") + 1] for command in commands] == expected
 
 
-def test_joined_jobs_of_a_machine_may_have_equal_metrics_ports() -> None:
+def test_joined_jobs_of_a_machine_may_have_equal_metrics_ports(tmp_path: Path) -> None:
     """Its places have one each, whichever of these jobs they serve."""
     folders = [
         SimpleNamespace(
             settings=SimpleNamespace(name=name, listen=f"tcp://{name}:7400", metrics_port=9100), keys="keys",
-            joined=SimpleNamespace(tag=name), path=name,
+            joined=SimpleNamespace(tag=name), path=name, targets_folder=tmp_path / name,
         )
         for name in ("digits", "words")
     ]  # fmt: skip

@@ -2,7 +2,8 @@
 
 import pytest
 
-from loader_server.sources.audio.recordings import audio_field, has_recordings
+from loader_server.sources.audio.recorded_keys import has_recordings
+from loader_server.sources.audio.recordings import audio_field
 from shared.wire.batch_layout import Field
 
 
