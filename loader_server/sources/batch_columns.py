@@ -85,11 +85,11 @@ def _reordered(columns: Sequence[Ragged], order: NDArray[np.int64]) -> Ragged:
     return Ragged(np.concatenate([column.values for column in columns])[at], lengths)
 
 
-def fields_of_rows(columns: Iterable[tuple[str, str, tuple[int, ...], bool]]) -> tuple[Field, ...]:
+def fields_of_rows(columns: Iterable[tuple[str, str, tuple[int | None, ...], bool]]) -> tuple[Field, ...]:
     """Return the fields of columns whose rows are samples.
 
-    Each column is given by its key, its dtype, the fixed axes of a value, and whether a sample has a varying number of
-    values. If none has, the first axis of each sample counts as its length.
+    Each column is given by its key, its dtype, the further axes of a value (None: padded too), and whether a sample has
+    a varying number of values. If none has, the first axis of each sample counts as its length.
     """
     listed = list(columns)
     padded = not any(ragged for *_, ragged in listed)
@@ -99,7 +99,7 @@ def fields_of_rows(columns: Iterable[tuple[str, str, tuple[int, ...], bool]]) ->
     )
 
 
-def _shape(inner: tuple[int, ...], *, ragged: bool, padded: bool) -> tuple[int | None, ...]:
+def _shape(inner: tuple[int | None, ...], *, ragged: bool, padded: bool) -> tuple[int | None, ...]:
     """Return the shape of a sample's value, whose first axis is padded if it is ragged or counts as its length."""
     if ragged:
         return (None, *inner)
