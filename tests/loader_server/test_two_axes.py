@@ -1,4 +1,4 @@
-"""Keys that vary along two axes, from files to batches: shapes, lengths and widths, padding, masked rows, and refusals."""
+"""Keys that vary along two axes, from files to batches: shapes, widths, padding, masked rows, refusals."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ def cut(image: NDArray[Any], top: int, left: int, size: Sequence[int]) -> NDArra
             where="",
             remedy="Write resize_image before it, or leave small images out by a filter.",
         )
-    return image[top : top + size[0], left : left + size[1]].copy()
+    part: NDArray[Any] = image[top : top + size[0], left : left + size[1]].copy()
+    return part
 
 
 class Resampler:

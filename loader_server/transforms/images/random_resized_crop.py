@@ -65,9 +65,10 @@ class RandomResizedCropTransform:
 
     def _drawn(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """Return where the part begins, and its rows and columns."""
+        smallest, largest = self._settings.share
         least, most = (math.log(bound) for bound in self._settings.proportion)
         for _ in range(_TRIES):
-            area = rows * columns * rng.uniform(*self._settings.share)
+            area = rows * columns * rng.uniform(smallest, largest)
             proportion = math.exp(rng.uniform(least, most))
             height, width = round(math.sqrt(area / proportion)), round(math.sqrt(area * proportion))
             if 0 < height <= rows and 0 < width <= columns:
