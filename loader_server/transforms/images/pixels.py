@@ -97,7 +97,7 @@ class Resampler:
 
         Errors of Pillow pass, such as a TypeError for an array that is no image.
         """
-        one_channel = image.shape[2] == 1
-        opened = self._image.fromarray(image[:, :, 0] if one_channel else image)
+        is_grey = image.shape[2] == 1
+        opened = self._image.fromarray(image[:, :, 0] if is_grey else image)
         made = np.array(opened.resize((size[1], size[0]), self._filter, box), np.uint8)
-        return made[:, :, None] if one_channel else made
+        return made[:, :, None] if is_grey else made

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["rows"]
 
-_SAMPLES, _ROWS, _GROUP, _SIZE = 1500, 32, 100, (224, 224)
+_SAMPLES, _ROWS, _GROUP, _SIZE = 1000, 32, 100, (224, 224)
 _JOB = f"""
 [job]
 name = "bench"
@@ -35,20 +35,26 @@ listen = "tcp://127.0.0.1:0"
 [streams.train]
 source = "parquet"
 paths = ["data.parquet"]
-any_size = true
-transforms = ["resize_image"]
 rows = {_ROWS}
-
-[streams.train.resize_image]
-size = [{_SIZE[0]}, {_SIZE[1]}]
 """
+#: By the source while it decodes, and by a transform, which takes any size.
+_HOW = {
+    "source": f"resize = {list(_SIZE)}\n",
+    "transform": 'any_size = true\ntransforms = ["resize_image"]\n'
+    f"[streams.train.resize_image]\nsize = {list(_SIZE)}\n",
+}
 
 
 def rows(folder: Path, rounds: int) -> list[Row]:
     """JPEG files of about 500 x 375 pixels, each of another size."""
     folder.mkdir(parents=True, exist_ok=True)
     files = _write(folder)
-    (folder / "job.toml").write_text(_JOB)
+    return [row for how in _HOW for row in _rows(how, folder, files, rounds)]
+
+
+def _rows(how: str, folder: Path, files: list[bytes], rounds: int) -> list[Row]:
+    """One way to resize beside the peer."""
+    (folder / "job.toml").write_text(_JOB + _HOW[how])
     job = JobFile(folder / "job.toml")
     index_streams(job, ["train"], processes=1)
     stream = Stream(job, "train")
@@ -56,7 +62,7 @@ def rows(folder: Path, rounds: int) -> list[Row]:
         assert np.array_equal(stream.values(0, sample, raw)["image"], _decoded(files[sample])), sample
     stream.close()
     with stoker(folder / "job.toml") as ours:
-        return interleaved("hub_images", {"stoker": ours, "Pillow + torch": _peer(files)}, rounds)
+        return interleaved(f"hub_images_{how}", {"stoker": ours, "Pillow + torch": _peer(files)}, rounds)
 
 
 def _write(folder: Path) -> list[bytes]:
