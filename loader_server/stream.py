@@ -334,12 +334,12 @@ def _foreign_code(modules: Sequence[str]) -> OwnCode | None:
 def _refuse_wide(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
     """Raise a SettingsError if two axes of a key vary and the stream packs rows, carries state or cuts recordings."""
     wide = [field.key for field in fields if field.is_wide]
-    along_one = {
+    refusing = {
         "packing": recipe.plan.packing is not None,
         "carry": recipe.plan.carry,
         "chunk": recipe.chunks is not None,
     }
-    named = [name for name, is_set in along_one.items() if is_set]
+    named = [name for name, is_set in refusing.items() if is_set]
     if wide and named:
         raise SettingsError(
             expected=f"values that vary along one axis, which {' and '.join(named)} can cut or join",
