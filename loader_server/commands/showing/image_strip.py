@@ -50,4 +50,5 @@ def _scaled(image: NDArray[Any], batch: NDArray[Any]) -> NDArray[Any]:
     finite = batch[np.isfinite(batch)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
     shares = np.nan_to_num((image - low) / max(high - low, 1e-12), posinf=0, neginf=0)
-    return np.clip(shares, 0, 1)
+    clipped: NDArray[Any] = np.clip(shares, 0, 1)
+    return clipped
