@@ -67,7 +67,7 @@ class _Lengths:
         self._filter = rule = recipe.filter
         if rule is not None:
             joined.refuse_unknown(rule, chain)
-        self.keys = tuple(field.key for field in chain.fields if field.padded)
+        self.keys = tuple(key for field in chain.fields for key in field.length_keys)
         #: Segments, split also where a source of a mixture begins.
         self.segments = np.union1d(joined.segments, np.array(sources, np.int64))
         # Settings that shape lengths are part of every batch's identity. Those that change only values are not, so that
@@ -152,7 +152,8 @@ class Stream:
         sources = _parts(joined, recipe) if recipe.plan.weights else (0,)
         refuse_wrong_keys(recipe, fields)
         self.table = _Lengths(joined, self.chain, recipe, sources)
-        rates = {field.key: field.per_second for field in fields if field.padded}
+        # A width has no time, whatever the steps of its key are.
+        rates = {key: field.per_second if key == field.key else None for field in fields for key in field.length_keys}
         with placing(recipe.where):
             return Plan.make(
                 self.table,
@@ -330,6 +331,24 @@ def _foreign_code(modules: Sequence[str]) -> OwnCode | None:
     return own_code(foreign) if foreign else None
 
 
+def _refuse_wide(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
+    """Raise a SettingsError if two axes of a key vary and the stream packs rows, carries state or cuts recordings."""
+    wide = [field.key for field in fields if field.is_wide]
+    refusing = {
+        "packing": recipe.plan.packing is not None,
+        "carry": recipe.plan.carry,
+        "chunk": recipe.chunks is not None,
+    }
+    named = [name for name, is_set in refusing.items() if is_set]
+    if wide and named:
+        raise SettingsError(
+            expected=f"values that vary along one axis, which {' and '.join(named)} can cut or join",
+            got=f'"{wide[0]}", which varies along two',
+            where=f"{recipe.where}, {named[0]}",
+            remedy=f"Leave out {named[0]}, or give it one size by a transform such as resize_image.",
+        )
+
+
 def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]:
     """Return the fields that tell samples of a packed row apart: ids 1, 2, … (0 is padding), and positions.
 
@@ -427,17 +446,19 @@ def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
     """Raise a SettingsError if outputs share a name, or `length` is given and names no output with a padded axis.
 
     Raise it as well for a budget in samples if no output is made of recordings. The names weight, tag, reset and
-    <key>_length for each padded key are taken already, as every batch has them.
+    <key>_length for each padded key are taken already, as every batch has them, and so is <key>_width where two axes
+    are padded.
     """
     made = [field.key for field in (*fields_of_batch(fields), RESET)]
     twice = sorted({key for key in made if made.count(key) > 1})
     if twice:
         raise SettingsError(
-            expected="outputs with names other than weight, tag, reset and <key>_length, which every batch has",
+            expected="outputs with names other than weight, tag, reset, <key>_length, <key>_width, which batches have",
             got=", ".join(twice),
             where=f"{recipe.where}, transforms",
             remedy="Give the output another name.",
         )
+    _refuse_wide(recipe, fields)
     padded = [field.key for field in fields if field.padded]
     if recipe.settings.length not in (*padded, NO_KEY):
         raise SettingsError(

@@ -62,9 +62,8 @@ _EPOCHS_KEPT = 8
 #: Layouts kept: a stream has one for each bucket, and more if batches are padded to their longest row.
 _LAYOUTS_KEPT = 1024
 
-_MOST_REASONS = 16
-#: Most characters of a sample's name or of a reason, and of both together.
-_MOST_NAME, _MOST_REASON = 100, 200
+#: Most reasons, and most characters of a sample's name or of a reason, and of both together.
+_MOST_REASONS, _MOST_NAME, _MOST_REASON = 16, 100, 200
 
 _NOTHING: Mapping[int, bytearray] = {}
 
@@ -121,6 +120,8 @@ class Builder:
         #: misses differ from sample to sample.
         self._together = features is None and stream.chain.takes_columns
         self._finite_check = FiniteCheck(stream)
+        self._padded = [field for field in stream.chain.fields if field.padded]
+        self._counts_pixels = stream.settings.length in [field.key for field in self._padded if field.is_wide]
 
     def reads(self, want: Want) -> bool:
         """Return whether preparing this want may wait for a disk.
@@ -279,7 +280,7 @@ class Builder:
             rows = int(arrays["weight"].sum())
         # Last, because masking clears places to 0; the values themselves are finite and rounded already.
         write_padding(arrays, self.stream)
-        space, length, filled = _cells(arrays, self.stream.settings.length)
+        space, length, filled = _cells(arrays, self.stream.settings.length, wide=self._counts_pixels)
         return Built(
             rows=rows,
             masked=batch.masked,
@@ -426,9 +427,10 @@ class Builder:
             if raw is None or sample in batch.convicted or self.is_culprit(sample):
                 raise kills(self.stream.source.name(sample))
             values = self._values(sample, raw, batch)
-            for key, most in room.items():
-                if len(values[key]) > most:
-                    raise self._too_long(key, most, len(values[key]), (batch.want.epoch, sample, raw))
+            for field in self._padded:
+                for key, got in zip(field.length_keys, values[field.key].shape, strict=False):
+                    if got > room[key]:
+                        raise self._too_long(key, room[key], got, (batch.want.epoch, sample, raw))
         except SampleError as error:
             self._note_masked(sample, error, batch)
             values = None
@@ -485,12 +487,14 @@ class Builder:
         )
 
 
-def _cells(arrays: Mapping[str, NDArray[Any]], key: str) -> tuple[int, int, int]:
+def _cells(arrays: Mapping[str, NDArray[Any]], key: str, *, wide: bool) -> tuple[int, int, int]:
     """Return the rows of a batch, the cells of each, and how many hold values of samples.
 
-    They are counted in steps of the bucketed key; without one, a row is one cell.
+    They are steps of the bucketed key, and pixels where it is `wide`; without one, a row is one cell.
     """
     if not key:
         return len(arrays["weight"]), 1, int(arrays["weight"].sum())
     space, length = arrays[key].shape[:2]
-    return space, length, int(arrays[f"{key}_length"].sum())
+    filled = arrays[f"{key}_length"].astype(np.int64)
+    width, own = (arrays[key].shape[2], arrays[f"{key}_width"]) if wide else (1, 1)
+    return space, length * width, int((filled * own).sum())

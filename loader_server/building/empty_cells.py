@@ -45,12 +45,18 @@ def write_padding(arrays: Mapping[str, NDArray[Any]], stream: Padded) -> None:
 
 
 def _empty(arrays: Mapping[str, NDArray[Any]], field: Field, *, packed: bool) -> NDArray[np.bool_]:
-    """Return which cells of a key hold no sample: `[rows, steps]`, or `[rows]` for a key without a length."""
+    """Return which cells of a key hold no sample: `[rows, steps]`, `[rows]` for a key without a length.
+
+    It is `[rows, steps, width]` for a key that has a width too.
+    """
     # A row without a sample has length 0, so all of its cells are empty.
     if packed:
         empty: NDArray[np.bool_] = arrays[f"{field.key}_segment"] == 0
     elif field.padded:
         empty = np.arange(arrays[field.key].shape[1]) >= arrays[f"{field.key}_length"][:, None]
+        if field.is_wide:
+            beyond = np.arange(arrays[field.key].shape[2]) >= arrays[f"{field.key}_width"][:, None]
+            empty = empty[:, :, None] | beyond[:, None, :]
     else:
         empty = arrays["weight"] == 0
     return empty

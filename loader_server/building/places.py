@@ -47,7 +47,11 @@ class RowPlaces:
 
     @cached_property
     def _room(self) -> Mapping[str, int]:
-        return {field.key: self._arrays[field.key].shape[1] for field in self._fields if field.padded}
+        return {
+            key: room
+            for field in self._fields
+            for key, room in zip(field.length_keys, self._arrays[field.key].shape[1:], strict=False)
+        }
 
     def begin(self) -> None:
         """Write the weight, 1, and the sample's number into each row that has a sample."""
@@ -56,11 +60,14 @@ class RowPlaces:
         self._arrays["tag"][:end] = self._samples
 
     def room(self, at: int) -> Mapping[str, int]:
-        """Return the most steps that a sample may have, by key; `at` is the sample's position in the batch."""
+        """Return the most steps that a sample may have along each padded axis, by `Field.length_keys`.
+
+        `at` is the sample's position in the batch.
+        """
         return self._room
 
     def write(self, at: int, values: _Values) -> None:
-        """Write one sample into its row: padded keys with their length and zeros behind, other keys as they are.
+        """Write one sample into its row: padded keys with length (and width) and zeros behind, other keys as they are.
 
         No value may be longer than `room` says; a longer one raises ValueError.
         """
@@ -68,7 +75,13 @@ class RowPlaces:
         for field in self._fields:
             value, place = values[field.key], arrays[field.key][at]
             if field.padded:
-                place[: len(value)] = value
+                if field.is_wide:
+                    width = value.shape[1]
+                    arrays[f"{field.key}_width"][at] = width
+                    place[: len(value), width:] = 0
+                    place[: len(value), :width] = value
+                else:
+                    place[: len(value)] = value
                 place[len(value) :] = 0
                 arrays[f"{field.key}_length"][at] = len(value)
             else:
@@ -88,7 +101,7 @@ class RowPlaces:
         writing it did. Pass on any error of the source.
         """
         samples, end = self._samples, len(self._samples)
-        keys = [name for field in self._fields for name in (field.key, f"{field.key}_length")]
+        keys = [name for field in self._fields for name in (field.key, f"{field.key}_length", f"{field.key}_width")]
         own = {key: self._arrays[key][:end] for key in keys if key in self._arrays}
         if masked:
             # Masked rows are holes, so the others are gathered into arrays of their own and copied.

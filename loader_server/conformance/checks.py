@@ -155,8 +155,8 @@ def _padded_have_lengths(examined: ExaminedSource) -> None:
 
     Raise a Violation with the first key that has none. Errors of the source pass through.
     """
-    for field in examined.source.fields:
-        require(not field.padded or field.key in examined.source.lengths, f'the index has no length of "{field.key}"')
+    for key in (key for field in examined.source.fields for key in field.length_keys):
+        require(key in examined.source.lengths, f'the index has no length of "{key}"')
 
 
 def _bad_rows(examined: ExaminedSource) -> None:

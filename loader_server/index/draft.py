@@ -82,7 +82,7 @@ class DraftJournal:
     @property
     def measured(self) -> list[str]:
         """Return the keys whose lengths were measured, in the order of the fields; empty if no field is padded."""
-        return [field_.key for field_ in self.fields if field_.padded]
+        return [key for field_ in self.fields for key in field_.length_keys]
 
 
 class Draft:

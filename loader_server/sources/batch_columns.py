@@ -86,13 +86,13 @@ def _reordered(columns: Sequence[Ragged], order: NDArray[np.int64]) -> Ragged:
 
 
 def fields_of_rows(
-    columns: Iterable[tuple[str, str, tuple[int, ...], bool]], rates: Mapping[str, int] | None = None
+    columns: Iterable[tuple[str, str, tuple[int | None, ...], bool]], rates: Mapping[str, int] | None = None
 ) -> tuple[Field, ...]:
     """Return the fields of columns whose rows are samples.
 
-    Each column is given by its key, its dtype, the fixed axes of a value, and whether a sample has a varying number of
-    values. If none has, the first axis of each sample counts as its length. `rates` are the steps in a second of those
-    columns that have a time.
+    Each column is given by its key, its dtype, the further axes of a value (None: padded too), and whether a sample has
+    a varying number of values. If none has, the first axis of each sample counts as its length. `rates` are the steps in
+    a second of those columns that have a time.
     """
     known = rates or {}
     listed = list(columns)
@@ -108,7 +108,7 @@ def fields_of_rows(
     )
 
 
-def _shape(inner: tuple[int, ...], *, ragged: bool, padded: bool) -> tuple[int | None, ...]:
+def _shape(inner: tuple[int | None, ...], *, ragged: bool, padded: bool) -> tuple[int | None, ...]:
     """Return the shape of a sample's value, whose first axis is padded if it is ragged or counts as its length."""
     if ragged:
         return (None, *inner)

@@ -239,12 +239,14 @@ class Source:
     def decoded_bytes(self, numbers: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> NDArray[np.int64] | None:
         """Return the decoded size of each sample with these columns, or None if no column is called `length_<key>`.
 
-        Each of these columns counts, multiplied by the bytes of a step of the padded field of that key, or by 1 if
-        there is no such field; their sum is the size. Errors of `fields` pass.
+        Each counts, multiplied by the bytes of a step of its key's field, or by 1 without one, and by a width if there
+        is one. Their sum is the size. Errors of `fields` pass.
         """
         lengths = {name.removeprefix("length_"): numbers[name] for name in numbers if name.startswith("length_")}
         if not lengths:
             return None
+        for key in (wide.key for wide in self.fields if wide.is_wide):
+            lengths[key] = np.asarray(lengths[key], np.int64) * np.asarray(lengths.pop(f"{key}_width"), np.int64)
         a_step = {field.key: field.step_bytes for field in self.fields if field.padded}
         return functools.reduce(
             np.add, (np.asarray(steps, np.int64) * a_step.get(key, 1) for key, steps in lengths.items())
@@ -356,16 +358,15 @@ class Source:
         return (b"" for _ in samples)
 
     def expect(self, samples: NDArray[np.int64]) -> None:
-        """Announce samples that will be read soon, so that remote files are fetched ahead.
+        """Announce samples that will be read soon, so that remote files are fetched ahead; does nothing by default.
 
-        A source whose files may be remote names the byte ranges (`files.expect`) or the files that it needs whole
-        (`files.expect_local`). The default does nothing.
+        A source whose files may be remote names byte ranges (`files.expect`) or whole files (`files.expect_local`).
         """
 
     def looks_ahead(self) -> bool:
         """Return whether this process was chosen to fetch this data set's remote files ahead, and can take more.
 
-        If so, the caller calls `expect`. Errors of `Files.looks_ahead`, such as a ReadError, pass through.
+        If so, the caller calls `expect`. Errors of `Files.looks_ahead`, such as a ReadError, pass.
         """
         return self.files.looks_ahead()
 
@@ -387,7 +388,7 @@ class Source:
     def read_chunks(self, chunks: Sequence[Chunk]) -> Iterable[bytes]:
         """Yield the bytes needed to decode each chunk: the whole sample's, unless the format can read less.
 
-        Raise what `read` raises, such as a ReadError if the bytes are not the indexed ones.
+        Raise what `read` raises.
         """
         return self.read([chunk.sample for chunk in chunks])
 
@@ -431,10 +432,7 @@ class Source:
         return f"{where}, line {line}"
 
     def place(self, sample: int) -> tuple[str, int]:
-        """Return the file and line to look at to mend the sample.
-
-        By default the index's folder and the sample's number.
-        """
+        """Return the file and line to look at to mend the sample; by default the index's folder and its number."""
         return str(self.indexed.place), sample
 
     def identity(self, sample: int) -> str:

@@ -21,6 +21,7 @@ from loader_server.installed import version_of
 from loader_server.sources.batch_columns import shown_axes
 from loader_server.sources.blame import error_text, is_the_samples
 from loader_server.sources.files.file_facts import FilePlaces
+from loader_server.transforms.fields_after import fields_after
 from loader_server.transforms.find import find_transforms
 from loader_server.transforms.generators import generator_for
 from loader_server.transforms.on_columns import OfColumns, column_of
@@ -89,7 +90,7 @@ class Chain:
         fields = raw
         for place, step in enumerate(steps):
             _refuse_other_statistics(step, steps[:place], where)
-            fields = _after(fields, step, where)
+            fields = fields_after(fields, step, where)
         return Chain(
             steps=steps,
             raw=raw,
@@ -156,7 +157,7 @@ class Chain:
         return replace(self, fields=fields)
 
     def lengths(self, raw_lengths: Lengths) -> dict[str, NDArray[np.int64]]:
-        """Return the length of every padded field, given those of raw samples.
+        """Return the lengths along every padded axis, given those of raw samples.
 
         If raw samples have none, a rule that gives a single number leaves it so, for as many samples as there are.
         Undeclared transforms count as changing no length. Raise SettingsError if a rule asks for a length that is
@@ -166,7 +167,7 @@ class Chain:
         lengths = dict(raw_lengths)
         for step in self.steps:
             lengths |= self.foretold(step, lengths)
-        return {field.key: np.asarray(lengths[field.key], np.int64) for field in self.fields if field.padded}
+        return {key: np.asarray(lengths[key], np.int64) for field in self.fields for key in field.length_keys}
 
     def doubtful(self, raw_lengths: Lengths) -> NDArray[np.bool_]:
         """Return which samples some transform may refuse, judging by lengths: those that its `may_refuse` returns.
@@ -237,6 +238,9 @@ class Chain:
     @property
     def takes_columns(self) -> bool:
         """Return whether all transforms also take a batch's samples at once, and none draws."""
+        # Arrays that differ in two axes are written one by one anyway.
+        if any(field.is_wide for field in self.fields):
+            return False
         # Each sample has a generator of its own, so that a transform which draws cannot take several at once.
         return all(isinstance(step.call, OfColumns) and not step.draws for step in self.steps)
 
@@ -262,7 +266,8 @@ class Chain:
         assumed = {field.key: field for field in self.fields}
         arrays = {key: value for key, value in made.items() if key in assumed or isinstance(value, _ARRAYS)}
         fields = tuple(_measured_field(key, value, assumed.get(key), where) for key, value in arrays.items())
-        return fields, {field.key: len(made[field.key]) for field in fields if field.padded}
+        axes = (zip(field.length_keys, np.shape(made[field.key]), strict=False) for field in fields)
+        return fields, {key: length for pairs in axes for key, length in pairs}
 
     def _transform(self, sample: dict[str, Any], key: tuple[int, int, int], done: int = 0) -> dict[str, Any]:
         for _, made in self.stages(sample, key, done=done):
@@ -364,38 +369,6 @@ def _refuse_other_statistics(step: NamedTransform, before: Sequence[NamedTransfo
             where=f"{where}, {step.name}",
             remedy="Run loader-server index --statistics.",
         )
-
-
-def _after(fields: tuple[Field, ...], step: NamedTransform, where: str) -> tuple[Field, ...]:
-    """Return the fields after one step, the same if it is undeclared.
-
-    Raise SettingsError if a padded output has no length.
-    """
-    if step.outputs is None:
-        return fields
-    kept = {field.key: field for field in fields if field.key not in step.outputs.removes}
-    for field in step.outputs.fields:
-        before = kept.get(field.key)
-        has_same_length = field.key not in step.outputs.lengths
-        kept[field.key] = _with_length_of(before, field, f"{where}, {step.name}") if has_same_length else field
-    return tuple(kept.values())
-
-
-def _with_length_of(before: Field | None, field: Field, where: str) -> Field:
-    """Return an output field that is as long as the field before; raise SettingsError if it has no length to take.
-
-    Unless it has one of its own, it gets the number of steps a second of the field before.
-    """
-    if field.padded and (before is None or not before.padded):
-        raise SettingsError(
-            expected=f'a length of the padded output "{field.key}"',
-            got="none declared",
-            where=where,
-            remedy=f'Declare lengths={{"{field.key}": …}}.',
-        )
-    # A transform that changes only values need not repeat how many steps make a second.
-    inherits = before is not None and field.per_second is None
-    return replace(field, per_second=before.per_second) if before and inherits else field
 
 
 def _checked(field: Field, made: Mapping[str, Any], where: str) -> NDArray[np.generic]:

@@ -12,7 +12,7 @@ declares it:
     @transform({"audio": ("float32", None, 160)}, lengths={"audio": lambda lengths: lengths["audio"] // 160})
     def framed(sample, rng): ...
 
-An output is its dtype, then its axes; None is the padded one, and only the first may be.
+An output is its dtype, then its axes; None is a padded one: the first, or the first two.
 
 A length is exact, or an upper bound: the batch carries the real one as `<key>_length`. Lengths that depend on `rng`
 need an upper bound. Functions of lengths are called with int64 arrays, one number a sample: of the keys made so far
@@ -49,6 +49,7 @@ from shared.wire.batch_layout import DTYPES, Field
 __all__ = [
     "BUILT_INS",
     "Declaration",
+    "FieldRule",
     "LengthRule",
     "Lengths",
     "Outputs",
@@ -59,6 +60,8 @@ __all__ = [
 ]
 
 Lengths: TypeAlias = Mapping[str, NDArray[np.int64]]
+#: Raises a SettingsError for a field that the transform cannot take.
+FieldRule: TypeAlias = Callable[[Field], Field]
 LengthRule: TypeAlias = Callable[[Lengths], NDArray[np.int64]]
 Transform: TypeAlias = Callable[[dict[str, Any], np.random.Generator], "dict[str, Any] | None"]
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -66,11 +69,15 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The outputs of a transform: fields that are new or differ, lengths that differ, keys that are gone."""
+    """The outputs of a transform: fields that are new or differ, lengths that differ, keys that are gone.
+
+    `changes` are for those whose dtype or axes follow from the field before: what each key's field becomes.
+    """
 
     fields: tuple[Field, ...] = ()
     lengths: Mapping[str, LengthRule] = field(default_factory=dict)
     removes: tuple[str, ...] = ()
+    changes: Mapping[str, FieldRule] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -118,8 +125,8 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
     """Declare a transform; raise SettingsError for a declaration that contradicts itself or cannot be read.
 
     Args:
-        outputs: New or changed keys: dtype, then axes, None for a padded first one.
-        lengths: Functions that give the lengths of padded keys.
+        outputs: New or changed keys: dtype, then axes, None for a padded first one, or two.
+        lengths: Functions that give the lengths of padded keys, and as `<key>_width` those of a second padded axis.
         per_second: How many steps of a key make a second, if its length changes.
         removes: Keys that the transform deletes.
         measured: Find outputs and lengths while indexing instead of declaring them.
@@ -238,15 +245,16 @@ def _field(key: str, spec: tuple[Any, ...], per_second: float | None) -> Field:
             where="",
             remedy='Write for instance ("float32", None, 80).',
         )
-    if not all(_is_axis(axis, first=place == 0) for place, axis in enumerate(axes)):
+    fixed = axes[2:] if axes[:2] == [None, None] else axes[1:] if axes[:1] == [None] else axes
+    if not all(map(_is_axis, fixed)):
         raise SettingsError(
-            expected=f'axes of "{key}" that are whole numbers, the first one or None',
+            expected=f'axes of "{key}" that are whole numbers, the first one or two also None',
             got=repr(tuple(axes)),
             where="",
-            remedy="Only the first axis of a sample's value can be padded.",
+            remedy="Only the first axis of a sample's value can be padded, or the first two.",
         )
     return Field(key=key, dtype=dtype, shape=tuple(axes), per_second=per_second)
 
 
-def _is_axis(axis: object, *, first: bool) -> bool:
-    return (first and axis is None) or (isinstance(axis, int) and not isinstance(axis, bool) and axis >= 1)
+def _is_axis(axis: object) -> bool:
+    return isinstance(axis, int) and not isinstance(axis, bool) and axis >= 1

@@ -1,7 +1,7 @@
 """Layout of batches: their tensors, and the place of each in the one contiguous payload.
 
 Rules: pure; every tensor starts at a multiple of 64 bytes, because TensorFlow takes 64-byte-aligned buffers without a
-copy; a tensor's first axis is the row axis; at most the first axis of a sample's value is padded.
+copy; a tensor's first axis is the row axis; of a sample's value the first axis may be padded, or the first two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One value of a sample: its dtype and shape; None is the padded axis, and only the first may be None.
+    """One value of a sample: its dtype and shape; None is a padded axis: the first one, or the first two.
 
     `per_second` is the number of steps along the padded axis in a second of the recording (None: it has no time).
     """
@@ -45,14 +45,24 @@ class Field:
         return bool(self.shape) and self.shape[0] is None
 
     @property
+    def is_wide(self) -> bool:
+        """Return whether samples differ along the second axis too, so that they have a width beside a length."""
+        return len(self.shape) > 1 and self.shape[1] is None
+
+    @property
+    def length_keys(self) -> tuple[str, ...]:
+        """Return the keys of its padded axes, in order: its own and then `<key>_width`; none if no axis is padded."""
+        return tuple(_axis_key(self.key, place) for place, axis in enumerate(self.shape) if axis is None)
+
+    @property
     def step_bytes(self) -> int:
-        """Return the bytes of one step along the padded axis, or of the whole value if none is padded."""
+        """Return the bytes of one step along the padded axis, of one cell of two, or of all the value if none is."""
         return np.dtype(self.dtype).itemsize * math.prod(axis for axis in self.shape if axis is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketShape:
-    """Padded shape of a bucket: rows, and the padded length of each padded key."""
+    """Padded shape of a bucket: rows, and the padded length of each padded axis, by `Field.length_keys`."""
 
     rows: int
     lengths: Mapping[str, int]
@@ -98,8 +108,9 @@ RESET = Field(key="reset", dtype="bool", shape=())
 
 
 def fields_of_batch(fields: Sequence[Field]) -> tuple[Field, ...]:
-    """Return the fields of a batch: those of a sample, the lengths of padded keys, `weight` and `tag`."""
-    lengths = tuple(Field(key=f"{f.key}_length", dtype="int32", shape=()) for f in fields if f.padded)
+    """Return the fields of a batch: those of a sample, lengths and widths of padded keys, `weight` and `tag`."""
+    padded = [f"{f.key}_length" for f in fields if f.padded] + [f"{f.key}_width" for f in fields if f.is_wide]
+    lengths = tuple(Field(key=key, dtype="int32", shape=()) for key in padded)
     extra = (Field(key="weight", dtype="float32", shape=()), Field(key="tag", dtype="int64", shape=()))
     return (*fields, *lengths, *extra)
 
@@ -109,12 +120,20 @@ def layout_of(fields: Sequence[Field], shape: BucketShape) -> Layout:
     tensors = []
     end = 0
     for field in fields:
-        sample = tuple(shape.lengths[field.key] if axis is None else axis for axis in field.shape)
+        sample = tuple(
+            shape.lengths[_axis_key(field.key, place)] if axis is None else axis
+            for place, axis in enumerate(field.shape)
+        )
         sizes = (shape.rows, *sample)
         tensor = Tensor(field.key, field.dtype, sizes, end, math.prod(sizes) * np.dtype(field.dtype).itemsize)
         tensors.append(tensor)
         end = _aligned(end + tensor.nbytes)
     return Layout(tuple(tensors), end)
+
+
+def _axis_key(key: str, place: int) -> str:
+    """Return the name under which plans and indexes have the lengths along an axis."""
+    return f"{key}_width" if place else key
 
 
 def _aligned(offset: int) -> int:

@@ -92,7 +92,7 @@ class StreamSpec:
         # A batch may be padded to its longest row, so its shape is any that lies within a bucket. A larger one would
         # not fit into a slot.
         wanted = wire.bucket()
-        padded = {field.key for field in self.fields if field.padded}
+        padded = {key for field in self.fields for key in field.length_keys}
         fits = any(
             wanted.rows <= shape.rows and all(wanted.lengths[key] <= shape.lengths[key] for key in padded)
             for shape in self.shapes

@@ -142,15 +142,16 @@ class Accounts:
         #: Called with epoch, first number and the number after the last, of batches that were trained on.
         self._note_trained = note_trained
         known = {field.key: field for field in fields}
-        # Bytes of one step along the padded axis. Fields without lengths of their own are left out: the marks beside a
-        # packed key.
+        # Bytes of one step along the padded axis, or of one cell of two such axes. Fields without lengths of their own
+        # are left out: the marks beside a packed key.
         self._step_bytes = {
             key: np.dtype(field.dtype).itemsize * math.prod(axis or 1 for axis in field.shape[1:])
             for key, field in known.items()
             if field.padded and f"{key}_length" in known
         }
         #: The keys of a batch that `count_read` needs.
-        self.keys = frozenset(f"{key}_length" for key in self._step_bytes)
+        self._wide = frozenset(field.key for field in known.values() if field.is_wide)
+        self.keys = frozenset(f"{key}_length" for key in self._step_bytes) | {f"{key}_width" for key in self._wide}
         self._epochs: dict[int, EpochAccount] = {}
         #: Rows with a sample of each batch that was read and not trained on yet, by epoch and number.
         self._untrained: dict[tuple[int, int], int] = {}
@@ -205,8 +206,12 @@ class Accounts:
         row_bytes = sample_bytes = 0
         lengths = dict(shape.lengths)
         for key, step in self._step_bytes.items():
-            row_bytes += lengths[key] * step
-            sample_bytes += int(np.add.reduce(arrays[f"{key}_length"], axis=None)) * step
+            space_of_row, own = lengths[key], arrays[f"{key}_length"]
+            if key in self._wide:
+                space_of_row *= lengths[f"{key}_width"]
+                own = np.multiply(own, arrays[f"{key}_width"], dtype=np.int64)
+            row_bytes += space_of_row * step
+            sample_bytes += int(np.add.reduce(own, axis=None)) * step
         counts.sample_bytes += sample_bytes
         counts.padding_bytes += max(0, rows * row_bytes - sample_bytes)
         counts.masked_bytes += (space - rows) * row_bytes

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.commands.plan_report import new_figure
+from loader_server.commands.showing.image_strip import draw_image, is_image
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,7 @@ _MOST_ROWS = 24
 #: Limit of tokens in a row whose numbers are written.
 _MOST_TOKENS = 40
 _WIDTH_INCHES = 7.0
-_STRIP_INCHES = 0.75
+_STRIP_INCHES, _IMAGE_INCHES = 0.75, 2.0
 _MOST_NAME = 34
 #: The colour of the lines between packed samples, which is in none of the colour maps.
 _PARTING = "deepskyblue"
@@ -39,15 +40,22 @@ def draw(batch: ShownBatch, path: Path) -> list[str]:
     """Write a PNG file of at most `_MOST_ROWS` rows, and return the keys that it leaves out, each with the reason.
 
     Raises SettingsError without matplotlib, OSError if the file cannot be written, or ValueError if there is no key
-    that can be drawn: a padded one with at most two axes.
+    that can be drawn: a padded one with at most two axes, or an image.
     """
     fields = [field for field in batch.stream.fields if _is_drawn(field)]
     rows = min(len(batch.arrays["weight"]), _MOST_ROWS)
-    figure = new_figure(2 + _WIDTH_INCHES * len(fields), 1.2 + _STRIP_INCHES * rows, where="show --png")
+    strip = _IMAGE_INCHES if any(map(is_image, fields)) else _STRIP_INCHES
+    figure = new_figure(2 + _WIDTH_INCHES * len(fields), 1.2 + strip * rows, where="show --png")
     axes = figure.subplots(rows, len(fields), squeeze=False, sharex="col")
     for column, field in enumerate(fields):
         axes[0, column].set_title(_title(batch, field), fontsize=10)
-        axes[-1, column].set_xlabel("steps" if field.per_second is None else f"steps, {field.per_second:g} a second")
+        axes[-1, column].set_xlabel(
+            "pixels"
+            if is_image(field)
+            else "steps"
+            if field.per_second is None
+            else f"steps, {field.per_second:g} a second"
+        )
         for row in range(rows):
             _draw_row(axes[row, column], batch, field, row)
     for row in range(rows):
@@ -60,7 +68,7 @@ def draw(batch: ShownBatch, path: Path) -> list[str]:
 
 
 def _is_drawn(field: Field) -> bool:
-    return field.padded and len(field.shape) <= 2
+    return (field.padded and len(field.shape) <= 2) or is_image(field)
 
 
 def _why_not(field: Field) -> str:
@@ -76,17 +84,21 @@ def _headline(batch: ShownBatch, rows: int) -> str:
 
 def _title(batch: ShownBatch, field: Field) -> str:
     array = batch.arrays[field.key]
-    cells = array.shape[0] * array.shape[1]
-    filled = int(batch.arrays[f"{field.key}_length"].sum()) if f"{field.key}_length" in batch.arrays else cells
+    cells = array.shape[0] * array.shape[1] * (array.shape[2] if field.is_wide else 1)
+    own = batch.arrays.get(f"{field.key}_length", np.array(cells)).astype(np.int64)
+    filled = int((own * (batch.arrays[f"{field.key}_width"] if field.is_wide else 1)).sum())
     return f"{field.key}  {array.dtype} {list(array.shape)}, {1 - filled / cells:.1%} padding"
 
 
 def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:
     """Draw a row's strip: an image for two axes, a curve for floats, tokens for integers, and its padding hatched."""
+    if is_image(field):
+        draw_image(axes, batch.arrays, field, row)
+        return
     array = batch.arrays[field.key]
     lengths = batch.arrays.get(f"{field.key}_length")
     length = array.shape[1] if lengths is None else int(lengths[row])
-    own = array[row, :length]
+    own = array[row, :length, : batch.arrays[f"{field.key}_width"][row]] if field.is_wide else array[row, :length]
     axes.set_yticks([])
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.tick_params(labelsize=7)

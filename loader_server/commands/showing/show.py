@@ -128,7 +128,9 @@ def _facts(batch: ShownBatch) -> dict[str, Any]:
 def _sample_facts(batch: ShownBatch, sample: ShownSample) -> dict[str, Any]:
     packed = batch.stream.packed
     carried = {"reset": bool(batch.arrays[RESET.key][sample.row])} if batch.stream.carries else {}
-    keys = [field.key for field in batch.stream.chain.fields if field.padded]
+    fields = [field for field in batch.stream.chain.fields if field.padded]
+    of_keys = {field.key: f"{field.key}_length" for field in fields}
+    of_keys |= {f"{field.key}_width": f"{field.key}_width" for field in fields if field.is_wide}
     return {
         "row": sample.row,
         "offset": sample.offset,
@@ -137,7 +139,7 @@ def _sample_facts(batch: ShownBatch, sample: ShownSample) -> dict[str, Any]:
         "name": sample.name,
         "place": sample.place,
         # The length of a packed row is that of all its samples together.
-        "lengths": {} if packed else {key: int(batch.arrays[f"{key}_length"][sample.row]) for key in keys},
+        "lengths": {} if packed else {key: int(batch.arrays[of][sample.row]) for key, of in of_keys.items()},
         "texts": dict(sample.texts),
         "masked": None if sample.error is None else {"reason": sample.error.reason, "error": str(sample.error)},
         "drawn": [_draw_facts(step, drawn) for step, drawn in sample.drawn],

@@ -70,8 +70,8 @@ class ColumnKind:
     holds: str = "numbers"
     #: The Arrow type of moments and durations, which has their unit; empty for all others.
     unit: str = ""
-    #: Rows, columns and channels of a decoded image; empty for all others.
-    pixels: tuple[int, ...] = ()
+    #: Rows, columns and channels of a decoded image, None where images differ; empty for all others.
+    pixels: tuple[int | None, ...] = ()
 
     @property
     def row_bytes(self) -> int:
@@ -82,6 +82,16 @@ class ColumnKind:
     def is_file(self) -> bool:
         """Return whether its values are encoded recordings or images, which are decoded sample by sample."""
         return self.holds in _FILES
+
+    @property
+    def is_wide(self) -> bool:
+        """Return whether it holds images that differ in rows and columns."""
+        return bool(self.pixels) and self.pixels[0] is None
+
+    @property
+    def fixed_pixels(self) -> tuple[int, ...]:
+        """Return `pixels` if all images have the same, otherwise nothing."""
+        return tuple(axis for axis in self.pixels if axis is not None) if not self.is_wide else ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind as an index keeps it.

@@ -16,8 +16,9 @@ import numpy as np
 from loader_server.sources.arrays.arrow_types import ColumnKind, kinds_of, refuse_other_columns, unusable
 from loader_server.sources.arrays.file_columns import FileColumns, column_in_batch
 from loader_server.sources.batch_columns import fields_of_rows
-from loader_server.sources.image_files import colours_setting, resize_setting
+from loader_server.sources.image_files import any_size_setting, colours_setting, resize_setting
 from loader_server.sources.source import Source
+from shared.errors import SettingsError
 from shared.settings.parsers import by_key, byte_count, setting, text, texts
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class ColumnarSettings:
         byte_count, "how much decoded data each worker keeps; a window should fit", default=512 * 2**20
     )
     resize: tuple[int, ...] = resize_setting()
+    any_size: bool = any_size_setting()
     colours: str = colours_setting()
 
 
@@ -145,8 +147,19 @@ class ColumnarFiles(Source):
 
     @cached_property
     def _file_columns(self) -> FileColumns:
-        """Return what looks at recordings and images, and decodes them."""
-        return FileColumns(self.settings.colours, self.settings.resize, self.of_job)
+        """Return what looks at recordings and images, and decodes them.
+
+        Raise a SettingsError if images are both resized to one size and of any.
+        """
+        settings = self.settings
+        if settings.any_size and settings.resize:
+            raise SettingsError(
+                expected="either resize or any_size = true",
+                got="both",
+                where=self.of_job.table,
+                remedy="Images that are resized have one size: leave one of them out.",
+            )
+        return FileColumns(settings.colours, settings.resize, self.of_job, any_size=settings.any_size)
 
     def _groups_in(self, path: str) -> GroupsOfFile:
         """Return a file's columns and groups; raise a DataError if the file is missing or broken, or the disk fails.

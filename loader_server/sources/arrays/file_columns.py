@@ -2,7 +2,8 @@
 
 Rules: a recording is decoded as one in a file of its own (`sources/audio`), and has its file's own rate beside it; an
 image likewise (`sources/image_files`). All images of a column have one shape, that of the first one, unless the stream
-resizes them. What a column holds, recordings or images, its writer says, or else the first bytes tell.
+resizes them or takes any size. What a column holds, recordings or images, its writer says, or else the first bytes
+tell.
 """
 
 from __future__ import annotations
@@ -75,11 +76,13 @@ def _settled_lists(kind: ColumnKind, groups: Iterable[Any], where: str) -> Colum
 class FileColumns:
     """Looks at the files of columns, and decodes them.
 
-    `colours` and `resize` say what becomes of images, and `of_job` the most bytes that a sample may have once decoded.
+    `colours` and `resize` say what becomes of images, `any_size` whether they may differ in size, and `of_job` the most
+    bytes that a sample may have once decoded.
     """
 
-    def __init__(self, colours: str, resize: Sequence[int], of_job: OfJob) -> None:
+    def __init__(self, colours: str, resize: Sequence[int], of_job: OfJob, *, any_size: bool = False) -> None:
         self._of_job = of_job
+        self._any_size = any_size
         self._how = colours, resize
 
     @cached_property
@@ -104,7 +107,8 @@ class FileColumns:
                 holds = "audio"
                 break
             try:
-                return replace(kind, holds="image", pixels=self._images.shape_of(raw, where))
+                pixels = self._images.shape_of(raw, where)
+                return replace(kind, holds="image", pixels=(None, None, pixels[2]) if self._any_size else pixels)
             except SampleError as error:
                 got = error.got  # its row will be a bad one; the next may tell
         if holds == "audio":
@@ -116,10 +120,11 @@ class FileColumns:
     ) -> tuple[dict[str, NDArray[np.int64]], dict[int, tuple[str, str]]]:
         """Return the lengths of a column's rows by key, and for each row that cannot be used the reason and detail.
 
-        Recordings have frames and a rate, images have rows of pixels; neither is decoded. Rows that are `bad` already
-        are not looked at, and have lengths of 0, as all have that cannot be used.
+        Recordings have frames and a rate, images have rows of pixels, and columns if they differ in size; neither is
+        decoded. Rows that are `bad` already are not looked at, and have lengths of 0, as all have that cannot be used.
         """
-        keys = (kind.key, f"{kind.key}_rate") if kind.holds == "audio" else (kind.key,)
+        second = ("_rate",) if kind.holds == "audio" else ("_width",) if kind.is_wide else ()
+        keys = (kind.key, *(f"{kind.key}{name}" for name in second))
         lengths = {key: np.zeros(len(array), np.int64) for key in keys}
         faults: dict[int, tuple[str, str]] = {}
         for row, raw in enumerate(stored(array)):
@@ -138,10 +143,15 @@ class FileColumns:
         return lengths, faults
 
     def _measured(self, raw: bytes, kind: ColumnKind) -> Sequence[int]:
-        """Return a recording's frames and rate, or an image's rows; raise a SampleError if it cannot be used."""
+        """Return a recording's frames and rate, or an image's rows, and its columns if they differ.
+
+        Raise a SampleError if it cannot be used.
+        """
         if kind.holds == "image":
             shape = self._images.shape_of(raw, kind.key)
-            refuse_other_pixels(shape, kind.pixels, kind.key)
+            if kind.is_wide:
+                return shape[:2]
+            refuse_other_pixels(shape, kind.fixed_pixels, kind.key)
             return shape[:1]
         from loader_server.sources.audio.audio_files import audio_lengths  # needs soundfile
 
@@ -154,7 +164,7 @@ class FileColumns:
         another shape than the first. Other errors of `decoded_audio` pass, such as a SettingsError for MP3.
         """
         if kind.holds == "image":
-            return {kind.key: self._images.decode(raw, where, kind.pixels)}
+            return {kind.key: self._images.decode(raw, where, kind.fixed_pixels)}
         from loader_server.sources.audio.audio_files import recording_of  # needs soundfile
 
         audio, rate = recording_of(raw, where, frames, self._of_job.largest_sample)
@@ -176,8 +186,13 @@ class FileColumns:
         return versions
 
 
-def column_in_batch(kind: ColumnKind) -> tuple[str, str, tuple[int, ...], bool]:
-    """Return a column's key, dtype, fixed axes, and whether its length varies, as its values are once decoded."""
+def column_in_batch(kind: ColumnKind) -> tuple[str, str, tuple[int | None, ...], bool]:
+    """Return a column's key, dtype, further axes, and whether its length varies, as its values are once decoded.
+
+    Of images of any size, the first of these axes is None.
+    """
+    if kind.is_wide:
+        return kind.key, kind.dtype, kind.pixels[1:], True
     if kind.holds == "audio":
         return kind.key, "float32", (), True
     return kind.key, kind.dtype, kind.pixels or kind.inner, kind.ragged and not kind.pixels

@@ -1,14 +1,12 @@
-"""An Image column of Parquet files to pixels of one size, beside `datasets` with Pillow in a torch DataLoader.
+"""An Image column of Parquet files, resized to 224 x 224, beside Pillow in a torch DataLoader.
 
-Rules: both sides decode JPEG to RGB and resize it by Pillow, bilinear, to the same pixels, which are compared; they
-shuffle, and leave arrays that can be used. The peer reads bytes (`decode=False`) from the memory-mapped copy that
-`datasets` makes before the clock runs.
+Rules: both sides decode and resize by the same Pillow, in one process each, and give equal pixels, which is looked at
+before the clock runs; both shuffle and stack. The peer has the bytes of its files in memory already.
 """
 
 from __future__ import annotations
 
 import io
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["rows"]
 
-_SAMPLES, _ROWS, _SIDE, _GROUP = 1500, 32, 224, 100
+_SAMPLES, _ROWS, _GROUP, _SIZE = 1000, 32, 100, (224, 224)
 _JOB = f"""
 [job]
 name = "bench"
@@ -36,75 +34,63 @@ listen = "tcp://127.0.0.1:0"
 
 [streams.train]
 source = "parquet"
-paths = ["data"]
-resize = [{_SIDE}, {_SIDE}]
-length = "image"
-budget = "{_ROWS * _SIDE} steps"
+paths = ["data.parquet"]
+rows = {_ROWS}
 """
+#: By the source while it decodes, and by a transform, which takes any size.
+_HOW = {
+    "source": f"resize = {list(_SIZE)}\n",
+    "transform": 'any_size = true\ntransforms = ["resize_image"]\n'
+    f"[streams.train.resize_image]\nsize = {list(_SIZE)}\n",
+}
 
 
 def rows(folder: Path, rounds: int) -> list[Row]:
-    """JPEG of 300 to 500 pixels a side."""
-    _write(folder / "data")
-    (folder / "job.toml").write_text(_JOB)
+    """JPEG files of about 500 x 375 pixels, each of another size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = _write(folder)
+    return [row for how in _HOW for row in _rows(how, folder, files, rounds)]
+
+
+def _rows(how: str, folder: Path, files: list[bytes], rounds: int) -> list[Row]:
+    """One way to resize beside the peer."""
+    (folder / "job.toml").write_text(_JOB + _HOW[how])
     job = JobFile(folder / "job.toml")
     index_streams(job, ["train"], processes=1)
+    stream = Stream(job, "train")
+    for sample, raw in enumerate(stream.source.read(range(_ROWS))):
+        assert np.array_equal(stream.values(0, sample, raw)["image"], _decoded(files[sample])), sample
+    stream.close()
     with stoker(folder / "job.toml") as ours:
-        return interleaved("hub_images", {"stoker": ours, "datasets + Pillow": _peer(folder, job)}, rounds)
+        return interleaved(f"hub_images_{how}", {"stoker": ours, "Pillow + torch": _peer(files)}, rounds)
 
 
-def _write(folder: Path) -> None:
-    """A shard as the hub has it, without `datasets`, which need not be there."""
+def _write(folder: Path) -> list[bytes]:
     import pyarrow as pa
     import pyarrow.parquet
     from PIL import Image
 
-    folder.mkdir(parents=True)
-    draw, files = np.random.default_rng(0), []
-    for number in range(_SAMPLES):
-        height, width = draw.integers(300, 500, 2)
-        # Large areas and edges with some noise, as photographs have.
-        coarse = Image.fromarray(draw.integers(0, 255, (9, 12, 3), np.uint8)).resize((width, height))
-        noisy = np.clip(np.asarray(coarse) + draw.normal(0, 6, (height, width, 3)), 0, 255).astype(np.uint8)
+    draw = np.random.default_rng(0)
+    files = []
+    for rows, columns in draw.integers((325, 450), (426, 551), (_SAMPLES, 2)):
+        # Coarse noise made smooth, so that JPEG has as much to do as with photographs.
+        coarse = Image.fromarray(draw.integers(0, 256, (rows // 12, columns // 12, 3), np.uint8))
         file = io.BytesIO()
-        Image.fromarray(noisy).save(file, format="jpeg", quality=90)
-        files.append({"bytes": file.getvalue(), "path": f"{number}.jpg"})
-    about = json.dumps(
-        {"info": {"features": {"image": {"_type": "Image"}, "label": {"dtype": "int64", "_type": "Value"}}}}
+        coarse.resize((int(columns), int(rows)), Image.Resampling.BICUBIC).save(file, "jpeg", quality=90)
+        files.append(file.getvalue())
+    column = pa.array(
+        [{"bytes": raw, "path": None} for raw in files], pa.struct({"bytes": pa.binary(), "path": pa.string()})
     )
-    column = pa.array(files, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
-    table = pa.table({"image": column, "label": pa.array(np.arange(_SAMPLES) % 10)})
-    table = table.replace_schema_metadata({"huggingface": about})
-    pyarrow.parquet.write_table(table, folder / "train-00000-of-00001.parquet", row_group_size=_GROUP)
+    pyarrow.parquet.write_table(pa.table({"image": column}), folder / "data.parquet", row_group_size=_GROUP)
+    return files
 
 
-def _pixels(raw: bytes) -> Any:
+def _decoded(raw: bytes) -> Any:
     from PIL import Image
 
-    image = Image.open(io.BytesIO(raw)).convert("RGB")
-    return np.array(image.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR))
+    resized = Image.open(io.BytesIO(raw)).convert("RGB").resize(_SIZE[::-1], Image.Resampling.BILINEAR)
+    return np.array(resized)
 
 
-def _peer(folder: Path, job: JobFile) -> Callable[[], Pass]:
-    opened: list[Callable[[], Pass]] = []
-
-    def read() -> Pass:
-        import datasets  # a peer that may not be there
-
-        if not opened:
-            datasets.disable_progress_bars()
-            paths = sorted(str(path) for path in (folder / "data").iterdir())
-            found = datasets.Dataset.from_parquet(paths, cache_dir=str(folder / "datasets"))
-            found = found.cast_column("image", datasets.Image(decode=False))
-            _refuse_other_pixels(job, found)
-            opened.append(torch_loader(len(found), _ROWS, lambda place: _pixels(found[place]["image"]["bytes"])))
-        return opened[0]()
-
-    return read
-
-
-def _refuse_other_pixels(job: JobFile, found: Any) -> None:
-    """Raise an AssertionError unless both sides have the same pixels."""
-    source = Stream(job, "train").source
-    for sample, raw in enumerate(source.read(range(20))):
-        assert np.array_equal(source.decode(sample, raw)["image"], _pixels(found[sample]["image"]["bytes"]))
+def _peer(files: list[bytes]) -> Callable[[], Pass]:
+    return torch_loader(len(files), _ROWS, lambda place: _decoded(files[place]), padded=False)

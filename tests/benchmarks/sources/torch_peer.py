@@ -42,15 +42,23 @@ def _sizes(batches: Iterable[Any]) -> Iterator[int]:
         yield len(batch)
 
 
-def torch_loader(size: int, rows: int, read: Callable[[int], Any]) -> Callable[[], Pass]:
-    """Each call reads all samples, shuffled, in batches of so many rows; ImportError without torch."""
+def torch_loader(size: int, rows: int, read: Callable[[int], Any], *, padded: bool = True) -> Callable[[], Pass]:
+    """Each call reads all samples, shuffled, in batches of so many rows, `padded` or stacked.
+
+    ImportError without torch.
+    """
     made: list[Any] = []
 
     def epoch() -> Pass:
         if not made:
             from torch.utils.data import DataLoader  # a peer that may not be there
 
-            how = {"shuffle": True, "num_workers": 1, "persistent_workers": True, "collate_fn": _padded}
+            how = {
+                "shuffle": True,
+                "num_workers": 1,
+                "persistent_workers": True,
+                "collate_fn": _padded if padded else None,
+            }
             made.append(DataLoader(_Items(size, read), batch_size=rows, **how))
             return measured(map(len, iter(made[0])))  # so that its process has started
         return measured(_sizes(made[0]))

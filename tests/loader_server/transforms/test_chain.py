@@ -298,7 +298,7 @@ def test_fingerprint_tells_versions_of_our_own_bytes_apart_and_the_recipe_does_n
         (
             ("logmell",),
             {},
-            r'job, transforms: expected characters, .*logmel.* or module:function, perhaps "logmel", got "logmell"',
+            r'job, transforms: expected centre_crop, .*logmel.* or module:function, perhaps "logmel", got "logmell"',
         ),
         (("logmel",), {"logmel": {"band": 3}}, r'job, logmel: expected a known setting, perhaps "bands", got "band"'),
         (

@@ -64,7 +64,7 @@ def test_a_class_is_declared_like_a_function_and_so_are_those_that_inherit():
         ),
         (
             ("float32", 80, None),
-            r'expected axes of "audio" that are whole numbers, the first one or None, got \(80, None\)',
+            r'expected axes of "audio" that are whole numbers, the first one or two also None, got \(80, None\)',
         ),
         (("float32", 0), r"got \(0,\)"),
         ("float32", r"with a dtype of .*got 'float32'"),

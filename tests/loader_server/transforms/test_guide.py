@@ -52,7 +52,8 @@ def test_the_function_and_its_table(my_package):
 
 
 @pytest.mark.parametrize(
-    "toml", [one for one in examples("toml") if "transforms =" in one and not re.search("my_package|models =", one)]
+    "toml",
+    [one for one in examples("toml") if "transforms =" in one and not re.search("my_package|models =|image", one)],
 )
 def test_built_in_transforms_in_a_row(toml):
     table = tomllib.loads(toml)["streams"]["train"]
@@ -60,6 +61,19 @@ def test_built_in_transforms_in_a_row(toml):
     sample = {"audio": np.ones(4000, np.float32), "audio_rate": 8000, "text": "two"}
     made = Chain.make(tuple(table["transforms"]), tables, "job", RAW).apply(sample, seed=1, epoch=0, number=0)
     assert {key: value.ndim for key, value in made.items()} == {"audio": 2, "text": 1}
+
+
+@pytest.mark.parametrize("toml", [one for one in examples("toml") if "any_size" in one])
+def test_built_in_transforms_of_images(toml):
+    for table in tomllib.loads(toml)["streams"].values():
+        names = tuple(table["transforms"])
+        tables = {name: settings for name, settings in table.items() if name in names}
+        raw = (Field(key="image", dtype="uint8", shape=(None, None, 3)),)
+        made = Chain.make(names, tables, "job", raw).apply(
+            {"image": np.ones((300, 400, 3), np.uint8)}, seed=1, epoch=0, number=0
+        )
+        assert made["image"].shape == (224, 224, 3)
+        assert made["image"].dtype == np.float32
 
 
 @pytest.mark.parametrize("toml", [one for one in examples("toml") if "models =" in one])

@@ -275,3 +275,14 @@ def test_who_reads_far_ahead_counts_all_rows_once_the_epoch_is_through() -> None
         _read(accounts, number=number, rows=1 + number % 3, masked=0)
     accounts.count_trained(0, 0, 5000)
     assert accounts.counts.trained_rows == sum(1 + number % 3 for number in range(5000))
+
+
+def test_bytes_of_a_key_that_varies_along_two_axes_are_those_of_its_pixels() -> None:
+    accounts = Accounts(fields_of_batch([Field(key="image", dtype="uint8", shape=(None, None, 3))]))
+    arrays = {"image_length": np.array([10, 6, 0, 0]), "image_width": np.array([4, 7, 0, 0])}
+    header = _header(shape=WireShape(4, (("image", 10), ("image_width", 8))))
+    accounts.count_read([header], arrays, at_s=10.0, wait_s=0.5, conversion_s=0.01)
+    samples = 3 * (10 * 4 + 6 * 7)
+    assert accounts.keys == {"image_length", "image_width"}
+    assert accounts.counts.sample_bytes == samples
+    assert accounts.counts.padding_bytes == header.rows * 10 * 8 * 3 - samples
