@@ -91,8 +91,8 @@ def fields_of_rows(
     """Return the fields of columns whose rows are samples.
 
     Each column is given by its key, its dtype, the further axes of a value (None: padded too), and whether a sample has
-    a varying number of values. If none has, the first axis of each sample counts as its length. `rates` are the steps in
-    a second of those columns that have a time.
+    a varying number of values. If none has, the first axis of each sample counts as its length. `rates` are the steps
+    in a second of those columns that have a time.
     """
     known = rates or {}
     listed = list(columns)

@@ -158,7 +158,7 @@ def refuse_other_pixels(got: Sequence[int], expected: Sequence[int], where: str)
             expected=f"{expected[0]} x {expected[1]} pixels, as the first image has",
             got=f"{got[0]} x {got[1]}",
             where=where,
-            remedy=f"Write resize = [{expected[0]}, {expected[1]}] to have all images of one size, or any_size = true.",
+            remedy=f"Write resize = [{expected[0]}, {expected[1]}] to have all images of one size.",
         )
 
 
