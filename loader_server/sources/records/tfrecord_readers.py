@@ -1,6 +1,6 @@
 """TFRecord files read by record number: the headers of a file are followed once, when it is opened.
 
-Rules: files are mapped into memory, and any thread may read. Whoever reads compares each record with what was indexed:
+Rules: files are mapped into memory, and any thread may read. The caller compares each record with what was indexed:
 the data's checksums are not computed here.
 """
 
