@@ -16,7 +16,7 @@ import xxhash
 
 from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.same_files import noted_content
-from loader_server.sources.records.gzip_index import GzipIndex, first_bytes, make_gzip_index, remove_others
+from loader_server.sources.records.gzip_index import GzipIndex, first_bytes, let_go, make_gzip_index, remove_others
 from loader_server.sources.records.gzip_points import GZIP, GzipDamage, GzipPoint, unpacked_from
 from loader_server.sources.records.tfrecord_file import begins_with_record
 from loader_server.sources.remote.disk_cache import MAPPED, DiskCache
@@ -97,14 +97,16 @@ class GzipFiles:
             packed = self._files.local(path).path
             make_gzip_index(self._files.kept_folder, names[path], packed, data, self._files.where(path))
 
-    def unpacked(self, path: str, data: mmap.mmap | bytes) -> UnpackedFile:
-        """Return a compressed file as the bytes that it unpacks to.
+    def content(self, path: str, data: mmap.mmap | bytes) -> mmap.mmap | bytes | UnpackedFile:
+        """Return a file's bytes: those that it unpacks to if it is compressed, otherwise as they are.
 
         Raise a DataError if nothing is kept about it beside the index, or what is kept is damaged; an OSError if the
         file cannot be read, and errors of `Files.facts` for a remote one.
         """
         known = self._known.get(path)
         if known is None or known.data is not data:
+            if not is_gzip(data):
+                return data
             name, where = self._name_of(path), self._files.where(path)
             try:
                 index = GzipIndex(self._files.kept_folder, name)
@@ -211,6 +213,8 @@ class UnpackedFile:
             found = b"".join(first_bytes(unpacked_from(self.data, begin), stop - begin.unpacked))
         except GzipDamage as error:
             raise changed("the file that was indexed", str(error), self._where) from None
+        finally:
+            let_go(self.data)
         return found[start - begin.unpacked :]
 
     def unpack(self, number: int, handle: int) -> None:
@@ -226,5 +230,7 @@ class UnpackedFile:
                 at += os.pwrite(handle, part, at)
         except GzipDamage as error:
             raise changed("the file that was indexed", str(error), self._where) from None
+        finally:
+            let_go(self.data)
         if (at, digest.hexdigest()) != (stop - start, self.index.facts.digests[number]):
             raise changed("the file that was indexed", f"other bytes after byte {start} of it, unpacked", self._where)

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
-from loader_server.sources.records.gzip_points import WINDOW_BYTES, GzipDamage, GzipPoints, unpacked_from
+from loader_server.sources.records.gzip_points import WINDOW_BYTES, GzipDamage, GzipPoint, GzipPoints, unpacked_from
 from loader_server.sources.records.tfrecord_file import ranges_in_parts, refuse_no_records
 from shared.errors import DataError
 from shared.extras import library
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["GzipFacts", "GzipIndex", "first_bytes", "make_gzip_index", "remove_others"]
+__all__ = ["GzipFacts", "GzipIndex", "first_bytes", "let_go", "make_gzip_index", "remove_others"]
 
 #: Unpacked bytes between two points, at least.
 _LEAST_SPACING = 2**21
-#: Points of a file that unpacks to eight times its size; the library holds all windows in memory while it looks.
+#: Points of a large file, about: the library holds all windows in memory while it looks.
 _POINTS = 4096
-_RATIO = 8
+#: Compressed bytes at the beginning of a file that show how well it is packed.
+_SAMPLE_BYTES = 2**20
 _POINTS_SUFFIX, _STARTS_SUFFIX, _FACTS_SUFFIX = ".gzidx", ".starts", ".json"
 
 
@@ -59,6 +61,8 @@ class GzipIndex:
         self.points = GzipPoints(_mapped(folder / f"{name}{_POINTS_SUFFIX}"))
         #: Where each record begins, and last where the last whole one ends.
         self.starts: NDArray[np.int64] = np.frombuffer(_mapped(folder / f"{name}{_STARTS_SUFFIX}"), "<i8")
+        #: As plain numbers, because each record is looked up by itself, which takes fifty times as long in an array.
+        self._block_starts: list[int] = self.points.starts.tolist()
         if len(self.points) != len(self.facts.digests) or not len(self.starts):
             raise ValueError(f"{len(self.points)} points, {len(self.facts.digests)} digests")
 
@@ -69,13 +73,20 @@ class GzipIndex:
 
     def block_at(self, place: int) -> int:
         """Return the number of the block that holds this byte of the content; of the last one for those behind it."""
-        return int(np.searchsorted(self.points.starts, place, "right")) - 1
+        return bisect_right(self._block_starts, place) - 1
 
     def bounds(self, block: int) -> tuple[int, int]:
         """Return where a block of the content begins and ends."""
-        starts = self.points.starts
-        stop = int(starts[block + 1]) if block + 1 < len(starts) else self.facts.bytes
-        return int(starts[block]), min(stop, self.facts.bytes)  # a damaged block ends where it cannot be unpacked
+        starts = self._block_starts
+        stop = starts[block + 1] if block + 1 < len(starts) else self.facts.bytes
+        return starts[block], min(stop, self.facts.bytes)  # a damaged block ends where it cannot be unpacked
+
+
+def let_go(data: mmap.mmap | bytes) -> None:
+    """Have the pages of a map no longer count as this process's memory; they stay in the system's cache."""
+    # Each compressed byte is wanted once, but would stay until the machine runs out of memory.
+    if isinstance(data, mmap.mmap):
+        data.madvise(mmap.MADV_DONTNEED)
 
 
 def _mapped(path: Path) -> mmap.mmap | bytes:
@@ -93,7 +104,7 @@ def make_gzip_index(folder: Path, name: str, packed: Path, data: mmap.mmap | byt
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return GzipIndex(folder, name)
     folder.mkdir(parents=True, exist_ok=True)
-    damage = _write_points(folder / f"{name}{_POINTS_SUFFIX}", packed, len(data), where)
+    damage = _write_points(folder / f"{name}{_POINTS_SUFFIX}", packed, _unpacked_size(data), where)
     points = GzipPoints(_mapped(folder / f"{name}{_POINTS_SUFFIX}"))
     blocks = _DigestedContent(data, points)
     broken, last = "", 0
@@ -122,7 +133,7 @@ def make_gzip_index(folder: Path, name: str, packed: Path, data: mmap.mmap | byt
 
 
 def _write_points(path: Path, packed: Path, nbytes: int, where: str) -> str:
-    """Write the points of a file, and return what the library finds wrong with it, or "".
+    """Write the points of a file of about `nbytes` bytes unpacked; return what the library finds wrong with it, or "".
 
     Raise a SettingsError if the library is missing, and an OSError if the disk is full, or fails.
     """
@@ -133,7 +144,7 @@ def _write_points(path: Path, packed: Path, nbytes: int, where: str) -> str:
         where=where,
         otherwise="or unpack the file (gunzip)",
     )
-    spacing, damage = max(_LEAST_SPACING, _RATIO * nbytes // _POINTS), ""
+    spacing, damage = max(_LEAST_SPACING, nbytes // _POINTS), ""
     draft = draft_of(path)
     with indexed_gzip.IndexedGzipFile(str(packed), spacing=spacing, window_size=WINDOW_BYTES) as file:
         try:
@@ -146,6 +157,15 @@ def _write_points(path: Path, packed: Path, nbytes: int, where: str) -> str:
         finally:
             draft.unlink(missing_ok=True)
     return damage
+
+
+def _unpacked_size(data: mmap.mmap | bytes) -> int:
+    """Return about how many bytes a file unpacks to, as its beginning tells."""
+    head, nbytes = data[:_SAMPLE_BYTES], 0
+    with contextlib.suppress(GzipDamage):
+        for part in unpacked_from(head, GzipPoint(0, 0, is_header=True)):
+            nbytes += len(part)
+    return nbytes * len(data) // max(len(head), 1)
 
 
 class _DigestedContent:
@@ -175,6 +195,7 @@ class _DigestedContent:
                     yield part
             except GzipDamage as error:
                 self.damage = str(error)
+            let_go(data)
             self.digests.append(digest.hexdigest())
             if self.damage:
                 self.digests += [""] * (len(points) - number - 1)

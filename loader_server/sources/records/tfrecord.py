@@ -85,8 +85,7 @@ class TFRecordSource(FilesOfExamplesSource):
         DataError if it is compressed and the index lacks what is kept about it. SettingsError and MachineError of
         `MappedFiles` pass through.
         """
-        data = self._opened[path]
-        return self._gzip.unpacked(path, data) if is_gzip(data) else data
+        return self._gzip.content(path, self._opened[path])
 
     @functools.cached_property
     def _checksum(self) -> Callable[[bytes], int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,9 @@ from shared.wire.codec import decode, encode
 from tests.loader_server.fleet.bundles import PIECE
 from tests.loader_server.machine.test_graph_files import meta
 from tests.support.descriptors import open_descriptors
+from tests.support.example_protos import example
 from tests.support.loaders import wait_until, write_job
+from tests.support.records import record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +65,21 @@ def test_it_has_the_job_file_named_files_and_each_index(job: JobFile) -> None:
     assert list(files)[:2] == ["job.toml", "files/0.json"]
     assert not any("journal" in name or "quarantine" in name or name.endswith(".wav") for name in files)
     assert bundle_nbytes(job) == sum(path.stat().st_size for path in files.values())
+
+
+def test_what_a_source_keeps_beside_its_index_goes_with_it(tmp_path: Path) -> None:
+    """Without it, a host that joins could not read compressed records."""
+    packed = gzip.compress(b"".join(record(example(x=[0.5] * n)) for n in range(1, 9)))
+    (tmp_path / "a.tfrecord.gz").write_bytes(packed)
+    stream = 'source = "tfrecord"\npaths = ["a.tfrecord.gz"]\nlength = "x"\nbudget = "40 steps"\n'
+    (tmp_path / "job.toml").write_text(f'[job]\nname = "packed"\nseed = 1\n\n[streams.train]\n{stream}')
+    made = JobFile(tmp_path / "job.toml")
+    index_missing(made)
+    suffixes = {path.suffix for name, path in bundle_files(made) if name.startswith("index/index-train/kept/")}
+    assert suffixes == {".gzidx", ".json", ".starts"}
+    bundle = Bundle(made)
+    assert whole(bundle).endswith(b"".join(path.read_bytes() for _, path in bundle_files(made)))
+    bundle.close()
 
 
 def test_all_pieces_together_are_the_manifest_and_the_files(job: JobFile) -> None:

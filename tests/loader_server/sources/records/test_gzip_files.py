@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import shutil
 import sys
 import zlib
 from pathlib import Path
@@ -282,6 +283,19 @@ def test_the_source_of_compressed_files_conforms(tmp_path: Path) -> None:
         results = check_source(case, tmp_path / "examined")
     assert [result for result in results if result.passed is False] == []
     assert sum(result.passed is True for result in results) > 10
+
+
+def test_what_tensorflow_wrote_is_read(tmp_path: Path) -> None:
+    """By `tf.io.TFRecordWriter(path, "GZIP")`."""
+    golden = Path(__file__).parents[3] / "support" / "golden"
+    shutil.copy(golden / "tensorflow.tfrecord.gz", tmp_path)
+    shutil.copy(golden / "tensorflow.tfrecord", tmp_path)
+    packed, _ = opened(tmp_path)
+    spec = spec_of("tfrecord", tmp_path, paths=["tensorflow.tfrecord"])
+    index_source(spec, tmp_path / "plain")
+    plain = open_source(spec, tmp_path / "plain")
+    assert packed.samples == plain.samples == 2
+    assert [*packed.read([0, 1])] == [*plain.read([0, 1])]
 
 
 def test_plain_and_compressed_files_may_be_mixed(tmp_path: Path) -> None:
