@@ -119,6 +119,19 @@ _WAITING = Row(
     "What do trainers wait for?",
     (
         Panel(
+            title="What limits the job?",
+            unit="none",
+            about="What limits each stream, as `loader-server status` says; docs/troubles.md has what helps.",
+            queries=(Query('stoker_limit{job="$job"} == 1', "{{stream}}: {{limit}}"),),
+        ),
+        Panel(
+            title="What would help?",
+            unit="percentunit",
+            about="Part by which batches a second would grow with endless loaders, one worker more, or twice the "
+            "window; no line while that is unknown.",
+            queries=(Query('stoker_gain_ratio{job="$job"}', "{{stream}}: {{more}}"),),
+        ),
+        Panel(
             title="Who is the bottleneck, the loaders or the trainers?",
             unit="percentunit",
             about="Share of its time that the longest-waiting trainer waits for data, as trainers tell the "
