@@ -8,6 +8,7 @@ import re
 import pytest
 
 from loader_server import metrics as loaders
+from loader_server.coordinator import limit_metrics as limits
 from shared.metrics import names
 from shared.metrics.names import WAIT_BOUNDS_S, Metric
 from tests.support.scraping import METRICS, metrics_of
@@ -38,6 +39,7 @@ class TestEach:
     def test_has_labels_of_few_values(self, metric: Metric) -> None:
         # Job, role and rank come with the target; a sample or a batch number would make a series each.
         labels = {"stream", "key", "phase", "kind", "part", "port", "state", "reason", "worker", "work", "result"}
+        labels |= {"limit", "more"}
         assert set(metric.labels) <= labels
 
     def test_explains_each_value_of_its_label(self, metric: Metric) -> None:
@@ -52,7 +54,7 @@ def test_a_name_is_declared_once() -> None:
 
 
 def test_every_constant_registers_itself_and_nothing_else_does() -> None:
-    modules = (names, loaders, trainers)
+    modules = (names, loaders, limits, trainers)
     constants = {value.name for module in modules for value in vars(module).values() if isinstance(value, Metric)}
     assert constants == METRICS.keys()
 
