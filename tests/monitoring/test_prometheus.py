@@ -43,8 +43,10 @@ EXPRESSIONS = sorted(
 _SELECTOR = re.compile(r"(?:stoker[a-z_0-9:]+|up)(?:\{[^}]*\})?(?:\[\w+\])?")
 
 
-#: What has data only for a job in trouble, or one that waited for five minutes: recorded jobs have it (see recording).
+#: What has data only for a job in trouble, one that waited for five minutes, or one that needs several workers (here
+#: one may get all wants): recorded jobs have it (see recording).
 _OF_TROUBLE = (
+    "stoker:worker_slowness:ratio",
     "stoker:limit:now", "stoker:stalled:ratio", "stoker:stall:ratio", "stoker:remote_wait:seconds",
     'stoker:left_out:ratio{why="bad"}',
 )  # fmt: skip
