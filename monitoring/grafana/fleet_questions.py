@@ -27,8 +27,8 @@ FLEET_ROWS = (
                 joined="job",
                 units={"waiting": "percentunit", "steps/s": "none", "left": "s"},
                 size=(24, 9),
-                about="A line for each job. Waiting above 5 % costs accelerators, and the limit says where to look: that "
-                "of the stream that waits longest.",
+                about="A line for each job. Waiting above 5 % costs accelerators, and the limit says where to look: "
+                "that of the stream that waits longest.",
                 queries=(
                     Query(
                         "topk by (job) (1, (stoker_limit{@any} == 1)"

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tests.support.example_protos import example
-from tests.support.records import write_array_records
+from tests.support.records import write_array_records, write_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,7 +53,8 @@ def prepare(folder: Path, shards: Iterable[Iterable[bytes]], file_format: str = 
     folder.mkdir(parents=True, exist_ok=True)
     written = [list(shard) for shard in shards]
     for number, records in enumerate(written):
-        write_array_records(folder / f"tiny-train.{file_format}-{number:05}-of-{len(written):05}", records)
+        write = write_records if file_format == "tfrecord" else write_array_records
+        write(folder / f"tiny-train.{file_format}-{number:05}-of-{len(written):05}", records)
     split = {
         "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
         "name": "train",

@@ -1,4 +1,4 @@
-"""The tfds source: a data set that TensorFlow Datasets prepared in ArrayRecord files, without TensorFlow.
+"""The tfds source: a data set that TensorFlow Datasets prepared in TFRecord or ArrayRecord files, without TensorFlow.
 
 Rules: the library knows what the features are and decodes them with numpy, during indexing. If every feature of every
 record turns out to be plain numbers, lists or text, the index keeps where their bytes lie, and later reads take them
@@ -28,6 +28,7 @@ from loader_server.sources.records.array_record_files import ArrayRecordFiles
 from loader_server.sources.records.examples.decoder import ExampleDecoder, packed_run
 from loader_server.sources.records.examples.feature_forms import FeatureForm, UnfitFeature, parsed_forms
 from loader_server.sources.records.examples.wire_format import Features, MalformedExample, features_of
+from loader_server.sources.records.tfrecord_readers import TFRecordReaders
 from loader_server.sources.remote.urls import is_url, joined
 from shared.errors import DataError, SettingsError
 from shared.extras import library
@@ -44,6 +45,12 @@ __all__ = ["PreparedItems", "TfdsSettings", "TfdsSource"]
 #: In place of a run: decoding the feature's bytes does not give what the library gives. A run is never negative, and -1
 #: marks values that are scattered over the record.
 _UNLIKE = -2
+
+#: What reads the files of a data set by record number, by what the library calls their format.
+_READERS: dict[str, type[ArrayRecordFiles | TFRecordReaders]] = {
+    "array_record": ArrayRecordFiles,
+    "tfrecord": TFRecordReaders,
+}
 
 #: The files that the library needs in a data set's folder.
 _DESCRIPTIONS = ("dataset_info.json", "features.json")
@@ -93,7 +100,7 @@ class TfdsSource(MapStyleSource):
         """Decode these samples with the library, and note digests and where plain features lie.
 
         Samples that cannot be used become bad rows. Raise a DataError if a sample's keys, dtypes or shapes differ from
-        those of the first usable one or a file is no whole ArrayRecord file, a ReadError for a record that is damaged
+        those of the first usable one or a file is not whole, a ReadError for a record that is damaged
         or cannot be read, and a MachineError if memory or descriptors run out twice with too little free. Errors of
         `_plain_runs` and, as samples are made a second time here, of the library pass through.
         """
@@ -216,7 +223,7 @@ class PreparedItems:
 
     def __init__(self, settings: TfdsSettings, files: Files) -> None:
         info = _info(files, settings)
-        self._records = ArrayRecordFiles(files)
+        self._records: ArrayRecordFiles | TFRecordReaders = _READERS[info.file_format.value](files)
         #: The library's instructions: how many records to skip and to take of each file that the split lies in.
         self._parts = [part for part in info.splits[settings.split].file_instructions if part.take]
         #: The number of records of the split up to the end of each part.
@@ -250,7 +257,7 @@ class PreparedItems:
     def read(self, item: int) -> bytes:
         """Return the bytes of a record of the split; raise a ReadError if it is damaged or its file cannot be fetched.
 
-        Raise a DataError if the file is no whole ArrayRecord file, an OSError if it cannot be opened, and an IndexError
+        Raise a DataError if the file is not whole, an OSError if it cannot be opened, and an IndexError
         if `item` is beyond the last record. SettingsError of `read` and MachineError of `ArrayRecordFiles` pass
         through.
         """
@@ -361,7 +368,7 @@ def _chosen(features: Any, settings: TfdsSettings) -> Any:
 def _info(files: Files, settings: TfdsSettings) -> Any:
     """Return the library's description of the data set.
 
-    Raise a DataError if the folder holds no prepared data set, the split is unknown, or the files are not ArrayRecord;
+    Raise a DataError if the folder holds no prepared data set, the split is unknown, or the files are of another kind;
     raise a ReadError if the descriptions cannot be fetched, and a SettingsError if the library is missing.
     """
     tfds, where = _tfds(), files.where(settings.folder)
@@ -378,12 +385,12 @@ def _info(files: Files, settings: TfdsSettings) -> Any:
             where=where,
             remedy="Name the folder with dataset_info.json and features.json in it, and one of its splits.",
         ) from None
-    if info.file_format is None or info.file_format.value != "array_record":
+    if info.file_format is None or info.file_format.value not in _READERS:
         raise DataError(
-            expected="a data set in ArrayRecord files",
+            expected="a data set in TFRecord or ArrayRecord files",
             got=f"one in {info.file_format.value if info.file_format else 'unknown'} files",
             where=where,
-            remedy='Prepare it with file_format="array_record", or read its files by source = "tfrecord".',
+            remedy='Prepare it with file_format="array_record".',
         )
     return info
 

@@ -168,9 +168,67 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         indexed(tmp_path, split="dev")
     with pytest.raises(SettingsError, match=r"expected keys out of audio, label, speaker, text, tokens, got sound"):
         indexed(tmp_path, keys=["sound"])
-    prepare(tmp_path / "old" / "1.0.0", [map(spoken_example, range(3))], file_format="tfrecord")
-    with pytest.raises(DataError, match=r"expected a data set in ArrayRecord files, got one in tfrecord files"):
+    prepare(tmp_path / "old" / "1.0.0", [map(spoken_example, range(3))], file_format="riegeli")
+    with pytest.raises(
+        DataError, match=r"expected a data set in TFRecord or ArrayRecord files, got one in riegeli files"
+    ):
         indexed(tmp_path, folder="old/1.0.0")
+
+
+def test_a_data_set_in_tfrecord_files_is_that_in_array_record_files(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    prepare(tmp_path / "plain" / "1.0.0", [map(spoken_example, numbers) for numbers in SHARDS], file_format="tfrecord")
+    one, _ = indexed(tmp_path, split="train[25%:]")
+    other, report = indexed(tmp_path, folder="plain/1.0.0", split="train[25%:]")
+    assert (report.samples, report.bad) == (6, ())
+    for number in range(6):
+        assert raw_of(one, number) == raw_of(other, number)
+        np.testing.assert_equal(decoded(one, number), decoded(other, number))
+    shard = tmp_path / "plain" / "1.0.0" / "tiny-train.tfrecord-00001-of-00002"
+    whole = shard.read_bytes()
+    other.close()
+    shard.write_bytes(whole[:-3])
+    with pytest.raises((DataError, ReadError)):
+        raw_of(other, 5)
+
+
+@pytest.mark.parametrize(("cut", "words"), [(3, "is damaged: it has"), (-1, "expected a TFRecord file")])
+def test_tfrecord_files_that_are_not_whole_are_refused(tmp_path: Path, cut: int, words: str) -> None:
+    prepare(tmp_path / "tiny" / "1.0.0", [map(spoken_example, range(1, 5))], file_format="tfrecord")
+    shard = tmp_path / "tiny" / "1.0.0" / "tiny-train.tfrecord-00000-of-00001"
+    shard.write_bytes(shard.read_bytes()[:-3] if cut > 0 else b"no record at all, but quite some bytes")
+    with pytest.raises(DataError, match=words):
+        indexed(tmp_path)
+
+
+def test_what_the_library_itself_prepared_in_tfrecord_files(tmp_path: Path) -> None:
+    tfds = pytest.importorskip("tensorflow_datasets")
+    pytest.importorskip("tensorflow")
+
+    from tensorflow_datasets.core.sequential_writer import SequentialWriter
+
+    folder = tmp_path / "written" / "1.0.0"
+    folder.mkdir(parents=True)
+    features = {"tokens": tfds.features.Sequence(np.int64), "label": np.int64, "text": tfds.features.Text()}
+    identity = tfds.core.dataset_info.DatasetIdentity("written", tfds.core.Version("1.0.0"), str(folder), "tests")
+    info = tfds.core.DatasetInfo(
+        builder=identity, features=tfds.features.FeaturesDict(features)
+    )
+    writer = SequentialWriter(info, max_examples_per_shard=8)
+    writer.initialize_splits(["train"])
+    rows = [{"tokens": [n] * (n % 5), "label": n, "text": f"n {n}"} for n in range(20)]
+    writer.add_examples({"train": rows})
+    writer.close_all()
+    builder = tfds.builder_from_directory(str(folder))
+    source, report = indexed(tmp_path, folder="written/1.0.0")
+    assert (report.samples, report.bad) == (20, ())
+    wanted = {int(row["label"]): row for row in tfds.as_numpy(builder.as_dataset(split="train"))}
+    for number in range(20):
+        found = decoded(source, number)
+        row = wanted.pop(int(found["label"]))
+        assert found["tokens"].tolist() == row["tokens"].tolist()
+        assert found["text"] == row["text"].decode()
+    assert not wanted
 
 
 def test_tensorflow_is_not_imported(tmp_path: Path) -> None:
