@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loader_server.sources.registry import SourceSpec
-    from loader_server.sources.source import Source
+    from loader_server.sources.source import Inventory, Source
 
 __all__ = [
     "ExaminedSource",
@@ -91,6 +91,15 @@ class ExaminedSource:
     def index(self) -> Index:
         """Return the index that one process makes, open; raise what making or opening it raises."""
         return open_index(self.indexed(1, 0)[1])
+
+    def surveyed(self) -> Inventory:
+        """Return the inventory of another instance, as for the index that one process makes; raise what `survey` does.
+
+        Raise what making that index raises as well.
+        """
+        source = self.case.spec.make()
+        source.files.index_folder = self.indexed(1, 0)[1]
+        return source.survey()
 
     def open(self) -> Source:
         """Return another instance of the source, open; raise what making the index or opening the source raises."""

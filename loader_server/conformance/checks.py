@@ -117,7 +117,7 @@ def _rows_count(examined: ExaminedSource) -> None:
     Raise a Violation with both counts if they differ. What making the index and the survey raise passes through.
     """
     report, _ = examined.indexed(1, 0)
-    total = examined.case.spec.make().survey().total
+    total = examined.surveyed().total
     require(total == report.rows, f"the survey says {total} rows, the pieces have {report.rows}")
 
 
@@ -127,7 +127,7 @@ def _plain_facts(examined: ExaminedSource) -> None:
     Raise a Violation if JSON gives back other values for the survey's `origin` or `about`. What the survey raises, and
     a TypeError for values that JSON cannot hold, pass through.
     """
-    inventory = examined.case.spec.make().survey()
+    inventory = examined.surveyed()
     for facts in (inventory.origin, inventory.about):
         require(json.loads(json.dumps(facts)) == facts, f"{facts!r} is not what JSON gives back")
 

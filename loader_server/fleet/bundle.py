@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from loader_server.fleet.manifest import CODE, GRAPHS, INDEX, JOB_FILE, BundleFile, Manifest, is_safe_name, sha256
 from loader_server.index.folder import read_meta
 from loader_server.own_code import own_files
+from loader_server.sources.files.opening import KEPT_FOLDER
 from loader_server.transforms.find import named_files
 from shared.errors import StokerError
 from shared.logs import Log
@@ -111,6 +112,7 @@ def _index_files(folder: Path) -> Iterator[Path]:
     """
     yield folder / "meta.json"
     yield from sorted(file for file in (folder / read_meta(folder).folder).iterdir() if file.is_file())
+    yield from sorted((folder / KEPT_FOLDER).glob("*"))
 
 
 def _index_folders(job: JobFile) -> Iterator[Path]:

@@ -56,6 +56,7 @@ def make_index(request: IndexRequest) -> IndexReport:
     request.refuse_measuring()
     with _noticing_no_room(request.folder), contextlib.closing(request.source), locked(request.folder):
         made_from = _made_from(request)
+        request.source.files.index_folder = request.folder
         inventory = request.source.survey()
         with open_draft(request.folder, made_from, request.rows_a_piece) as draft:
             indexer = _Indexer(request, inventory, draft)

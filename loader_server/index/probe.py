@@ -27,6 +27,7 @@ from shared.wire.batch_layout import Field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from loader_server.index.request import IndexRequest
     from loader_server.sources.registry import SourceSpec
@@ -60,6 +61,8 @@ class _ProbeOrder:
     origin: list[dict[str, Any]]
     about: dict[str, Any]
     chain: Chain | None
+    #: The index's folder.
+    folder: Path
 
 
 class _Prober:
@@ -177,7 +180,12 @@ class _Prober:
         numbers = {name: np.asarray(column, np.int64) for name, column in found.numbers.items()}
         about = {**self._order.about, **(self._source.conclude(numbers) if len(found.rows) else {})}
         return Indexed(
-            samples=len(found.rows), numbers=numbers, strings=found.strings, origin=self._order.origin, about=about
+            samples=len(found.rows),
+            numbers=numbers,
+            strings=found.strings,
+            origin=self._order.origin,
+            about=about,
+            place=self._order.folder,
         )
 
 
@@ -204,7 +212,13 @@ def probe_in_order(
         SettingsError: A transform's rule asks for a length that is missing.
 
     """
-    order = _ProbeOrder(spec=request.spec, origin=inventory.origin, about=inventory.about, chain=request.tried_chain)
+    order = _ProbeOrder(
+        spec=request.spec,
+        origin=inventory.origin,
+        about=inventory.about,
+        chain=request.tried_chain,
+        folder=request.folder,
+    )
     # One that must be probed apart leaves things in a process that must not be there when it forks.
     if not request.source.apart and usable_processes(processes) == 1:
         yield from map(_Prober(order, request.source).probe, pieces)
@@ -213,7 +227,9 @@ def probe_in_order(
 
 
 def _probe_of(order: _ProbeOrder) -> Callable[[Any], Probed]:
-    return _Prober(order, order.spec.make()).probe
+    source = order.spec.make()
+    source.files.index_folder = order.folder
+    return _Prober(order, source).probe
 
 
 def refuse_other_fields(first: tuple[Field, ...], now: tuple[Field, ...], where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -145,11 +146,13 @@ def lines(folder: Path) -> SourceCase:
 
 
 def tfrecord(folder: Path) -> SourceCase:
-    """Records of two files, packed and not, one of another kind, one without what it should have, and a broken end."""
+    """Records of three files, one compressed; one record of another kind, one unfit, and a broken end."""
     for name, numbers in (("a.tfrecord", range(9)), ("b.tfrecord", range(9, 20))):
         write_records(folder / name, (example(x=[0.5] * n, y=[n, -n], z=f"{n} Bäume") for n in numbers))
     with (folder / "b.tfrecord").open("ab") as file:
         file.write(record(b"no example") + record(example(x=1.0)) + record(example(z="cut"))[:-1])
+    packed = b"".join(record(example(x=[0.5] * n, y=[n, -n], z=f"{n} Bäume")) for n in range(20, 30))
+    (folder / "c.tfrecord.gz").write_bytes(gzip.compress(packed))
 
     def change() -> None:
         with (folder / "a.tfrecord").open("r+b") as file:
@@ -157,7 +160,9 @@ def tfrecord(folder: Path) -> SourceCase:
 
     features = {"x": "float32 [any]", "y": "int32 [2]", "z": "text"}
     bad = {"broken_file": 1, "missing_feature": 1, "undecodable": 1}
-    return SourceCase(spec=spec_of("tfrecord", folder, paths=["*.tfrecord"], features=features), change=change, bad=bad)
+    return SourceCase(
+        spec=spec_of("tfrecord", folder, paths=["*.tfrecord*"], features=features), change=change, bad=bad
+    )
 
 
 def parallel(folder: Path) -> SourceCase:

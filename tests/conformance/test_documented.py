@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pkgutil
 import re
@@ -108,7 +109,16 @@ def test_lines_and_mixtures(tmp_path: Path) -> None:
 def test_tfrecord(tmp_path: Path) -> None:
     records = (example_protos.example(audio=[0.5] * (n + 1), label=n, words="one") for n in range(9))
     write_records(tmp_path / "train-0.tfrecord", records)
-    made = job(tmp_path, example("toml", "*.tfrecord"))
+    made = job(tmp_path, example("toml", '*.tfrecord"'))
+    assert index_streams(made, ["train"])["train"].samples == 9
+    assert [field.key for field in Stream(made, "train").chain.fields] == ["audio", "label"]
+
+
+def test_compressed_records(tmp_path: Path) -> None:
+    records = (example_protos.example(audio=[0.5] * (n + 1), label=n, words="one") for n in range(9))
+    plain = write_records(tmp_path / "train-0.tfrecord", records)
+    (tmp_path / "train-0.tfrecord.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    made = job(tmp_path, example("toml", "*.tfrecord.gz"))
     assert index_streams(made, ["train"])["train"].samples == 9
     assert [field.key for field in Stream(made, "train").chain.fields] == ["audio", "label"]
 

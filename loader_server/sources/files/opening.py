@@ -45,12 +45,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["FileFacts", "Files", "changed"]
+__all__ = ["KEPT_FOLDER", "FileFacts", "Files", "changed"]
 
 T = TypeVar("T")
 
 #: Local files that one source keeps open at a time.
 _MOST_OPEN = 64
+#: What a format keeps beside an index, in the index's folder.
+KEPT_FOLDER = "kept"
 #: File names held in memory at a time while a stamp is computed.
 _STAMPED_AT_A_TIME = 1024
 #: Remote files that are asked about in parallel.
@@ -68,6 +70,8 @@ class Files:
         self.cache = cache or CacheSettings(folder=base / _CACHE_FOLDER, bytes=_CACHE_BYTES)
         #: The job's state folder, which holds this machine's memory of files (`seen`).
         self.state: Path | None = None
+        #: The folder of the source's index, once that is being made or is open.
+        self.index_folder: Path | None = None
         #: Open local files by path; each closes with its last reader, though it was dropped here.
         self._handles: dict[str, LocalHandle] = {}
         #: Local copies that stay on the disk until `close`.
@@ -82,6 +86,22 @@ class Files:
     @cached_property
     def _remote(self) -> RemoteFiles:
         return RemoteFiles(self.cache)
+
+    @property
+    def kept_folder(self) -> Path:
+        """Return the folder in which a format may keep files of its own beside the index; maybe there is none yet.
+
+        Hosts that join a job fetch what is in it. Raise a DataError for a source without an index, such as one of
+        noises.
+        """
+        if self.index_folder is None:
+            raise DataError(
+                expected="files that need nothing beside an index, as recordings without one are looked at anew",
+                got="some that do, such as compressed ones",
+                where=str(self._base),
+                remedy="Unpack them (gunzip).",
+            )
+        return self.index_folder / KEPT_FOLDER
 
     @cached_property
     def seen(self) -> SeenFiles:

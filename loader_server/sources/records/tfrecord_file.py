@@ -20,7 +20,7 @@ from shared.extras import library
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -28,7 +28,9 @@ __all__ = [
     "HEADER_BYTES",
     "TRAILER_BYTES",
     "RecordRange",
+    "begins_with_record",
     "checksum_function",
+    "ranges_in_parts",
     "records_from",
     "refuse_no_records",
 ]
@@ -40,6 +42,8 @@ _AROUND = HEADER_BYTES + TRAILER_BYTES
 
 #: The polynomial of CRC-32C (Castagnoli), reflected.
 _POLYNOMIAL = 0x82F63B78
+#: More records than a file has.
+_ALL = 2**62
 _WRONG_SIZE = "the checksum of its size does not match"
 
 
@@ -55,6 +59,11 @@ class RecordRange:
     checksums: NDArray[np.int64]
     stop: int
     broken: str = ""
+
+    @property
+    def begins(self) -> NDArray[np.int64]:
+        """Return where the header of each record begins."""
+        return self.offsets - HEADER_BYTES
 
 
 def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
@@ -77,6 +86,28 @@ def records_from(data: mmap.mmap | bytes, start: int, most: int) -> RecordRange:
         stop=int(bounds[-1]),
         broken="" if ended else _what_is_broken(octets, int(bounds[-1])),
     )
+
+
+def ranges_in_parts(parts: Iterable[bytes]) -> Iterator[tuple[int, bytes, RecordRange]]:
+    """Yield the records of a file that comes in parts: for each run of bytes its begin, the bytes, and their records.
+
+    What follows the last whole record of a run begins the next one, so the last run's `broken` tells how the file ends.
+    Nothing follows a damaged header. What `parts` raises passes through.
+    """
+    begin, held = 0, b""
+    for part in parts:
+        held += part
+        records = records_from(held, 0, _ALL)
+        yield begin, held, records
+        if records.broken == _WRONG_SIZE:
+            return
+        begin, held = begin + records.stop, held[records.stop :]
+
+
+def begins_with_record(data: mmap.mmap | bytes) -> bool:
+    """Return whether the first bytes are the size of a record, and its checksum."""
+    head = data[:HEADER_BYTES]
+    return len(head) == HEADER_BYTES and bool(_size_fits(np.frombuffer(head, np.uint8), np.zeros(1, np.int64))[0])
 
 
 def _follow(data: mmap.mmap | bytes, at: int, most: int) -> tuple[list[int], int]:
@@ -175,8 +206,8 @@ def refuse_no_records(data: mmap.mmap | bytes, first: RecordRange, where: str) -
             expected="a TFRecord file that is not compressed",
             got="one that is compressed by GZIP or ZLIB",
             where=where,
-            remedy="Records of a compressed file cannot be read in any order: write it again without compression "
-            "(tf.io.TFRecordWriter(path), or gunzip).",
+            remedy="Write it again without compression (tf.io.TFRecordWriter(path), or gunzip). Those that source = "
+            '"tfrecord" names may be compressed by GZIP.',
         )
     raise DataError(
         expected="a TFRecord file",

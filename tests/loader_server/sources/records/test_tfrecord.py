@@ -125,7 +125,7 @@ def test_of_a_file_that_is_cut_short_the_records_before_are_kept(tmp_path: Path)
 
 
 def test_a_file_of_another_kind_is_refused_before_anything_is_indexed(tmp_path: Path) -> None:
-    (tmp_path / "0.tfrecord").write_bytes(b"\x1f\x8b\x08\x00" + b"compressed as it were")
+    (tmp_path / "0.tfrecord").write_bytes(b"\x78\x9c" + b"compressed as it were")
     with pytest.raises(DataError, match=r"0\.tfrecord: expected a TFRecord file that is not compressed"):
         indexed(tmp_path, paths=["0.tfrecord"])
     with pytest.raises(DataError, match=r"gone\.tfrecord: expected a file that can be read, got No such file"):
