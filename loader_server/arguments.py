@@ -125,6 +125,8 @@ _PARENT = _option("--parent", type=int, default=0, help=argparse.SUPPRESS)
 _READY_FD = _option("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
 #: The fingerprint of the error that the process ended with last time, which is then not printed again.
 _LAST_ERROR = _option("--last-error", default="", help=argparse.SUPPRESS)
+#: How often the supervisor has started this process before.
+_RESTARTS = _option("--restarts", type=int, default=0, help=argparse.SUPPRESS)
 
 #: Options of a process of a job; the hidden ones come from the process that starts it.
 _JOB_PROCESS = (
@@ -140,6 +142,7 @@ _JOB_PROCESS = (
     _PARENT,
     _READY_FD,
     _LAST_ERROR,
+    _RESTARTS,
 )
 
 _JOINING = (

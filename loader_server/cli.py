@@ -332,7 +332,7 @@ def run_coordinator(options: argparse.Namespace) -> int:
     signal.signal(DRAIN_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=True))
     signal.signal(END_SIGNAL, lambda _number, _frame: coordinator.end_job(drains=False))
     with MetricsServer(
-        partial(coordinator_metrics, coordinator),
+        partial(coordinator_metrics, coordinator, restarts=options.restarts),
         listening=metrics_listening(options),
         labels={"job": job.settings.name, "role": "coordinator"},
         targets_folder=job.targets_folder,

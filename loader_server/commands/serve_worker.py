@@ -93,7 +93,7 @@ def serve_worker(options: argparse.Namespace, nursery: Asker, on_stop: OnStop) -
             "cannot raise its OOM score, so the kernel may kill other processes first", reason=not_offered
         )
     on_stop(lambda: worker.drain(options.drain_seconds))
-    with serve_metrics(partial(worker_metrics, worker), probes=worker.probes()) as served:
+    with serve_metrics(partial(worker_metrics, worker, restarts=options.restarts), probes=worker.probes()) as served:
         worker.tell_metrics(served.bound)
         # Before the user's code runs: a child that a transform leaves behind would keep our successor from these ports.
         keep_ports_from_children([*worker.ports, port_of(served.address)])

@@ -47,6 +47,8 @@ class Child:
     spare_listen: str = ""
     process: Nursling | None = None
     restarts: int = 0
+    #: How many processes were started, whether or not the one before had failed.
+    starts: int = 0
     #: Address at which it answers probes, once it is ready.
     metrics: str = ""
     #: Whether it became ready, and has not died since.
@@ -84,6 +86,7 @@ class Child:
             # With the error that it died of last time, so that the same error is not printed again.
             last = ["--last-error", fingerprint(*self.error.values())] if self.error else []
             self.process = nursery.start([*self.command(self.listen), *last], keep=writing)
+            self.starts += 1
         except BaseException:  # no process writes into the pipe
             os.close(reading)
             raise

@@ -7,11 +7,11 @@ Rules: runs in the metrics server's thread, so it reads only complete snapshots 
 
 from __future__ import annotations
 
-import json
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from loader_server.machine.machine_targets import MachineTargets
 from shared.metrics.probes import LOOP_S, REASONS, Probes, dead
 from shared.metrics.server import MetricsServer
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from shared.metrics.listening import Listening
 
 __all__ = ["probes_of", "serve_probes"]
-
-#: Limit of a coordinator's list of targets: some 100 000 processes.
-_LONGEST_LIST = 2**24
 
 #: Timeout of a probe; a process that misses it counts as held up.
 _ANSWER_S = 1.0
@@ -38,10 +35,11 @@ def probes_of(supervisor: Supervisor, token: str = "") -> Probes:
     It lives while the supervisor's loop has turned within the last minute, and is ready while all its processes are. It
     is not ready before it has any, while it is ending, or while the loop stands still.
     """
+    targets = MachineTargets(supervisor.jobs, token)
     return Probes(
         lambda now_s: dead(supervisor.turned_s, _DEAD_S, now_s),
         lambda now_s: _unready(supervisor, now_s),
-        lambda host, _port: _targets(supervisor, host, token),
+        lambda host, _port: targets.listed(host),
     )
 
 
@@ -68,28 +66,6 @@ def _unready(supervisor: Supervisor, now_s: float) -> str:
     if not addresses or not all(addresses):
         return "starting"
     return next(filter(None, map(_ask, addresses)), "")
-
-
-def _targets(supervisor: Supervisor, host: str, token: str) -> list[dict[str, Any]]:
-    """Return the scrape targets of all jobs whose coordinator runs here, as each tells them; `host` is the one asked.
-
-    A coordinator that cannot be asked is left out, and so are its job's targets until it can.
-    """
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    listed = list[dict[str, Any]]()
-    # A copy, because the main loop may add or end a job meanwhile.
-    for job in list(supervisor.jobs.values()):
-        address = job.coordinator.metrics if job.has_own_coordinator and job.coordinator.is_serving else ""
-        if not address:
-            continue
-        # At the host that we were asked at: so the coordinator names addresses that can be reached from there.
-        asked = urllib.request.Request(f"http://{host}:{address.rpartition(':')[2]}/targets", headers=headers)
-        try:
-            with urllib.request.urlopen(asked, timeout=_ANSWER_S) as answer:  # noqa: S310 - it is http
-                listed += json.loads(answer.read(_LONGEST_LIST))
-        except (OSError, ValueError):
-            continue
-    return listed
 
 
 def _ask(address: str) -> str:

@@ -193,7 +193,8 @@ class ServedJob:
         return ["--metrics-port", str(first and first + offset)]
 
     def _coordinator_command(self, listen: str) -> list[str]:
-        return [*self._base_command("coordinator", self.folder, listen), *self._metrics_port(0)]
+        restarts = ["--restarts", str(self.coordinator.starts)]
+        return [*self._base_command("coordinator", self.folder, listen), *self._metrics_port(0), *restarts]
 
     def worker(self, number: int, host: str) -> Child:
         """Return the job's worker for a place of this machine, not started yet.
@@ -202,11 +203,12 @@ class ServedJob:
         """
 
         def command(listen: str) -> list[str]:
-            own = ["--name", f"{host}-{number}", "--coordinator", self.endpoint]
+            own = ["--name", f"{host}-{number}", "--coordinator", self.endpoint, "--restarts", str(child.starts)]
             return [*self._base_command("worker", self.folder, listen), *own, *self._metrics_port(1 + number)]
 
         anywhere = at_any_port(self.endpoint)
-        return Child(f"worker-{number}", command, anywhere, anywhere)
+        child = Child(f"worker-{number}", command, anywhere, anywhere)
+        return child
 
 
 @dataclass(slots=True, eq=False)

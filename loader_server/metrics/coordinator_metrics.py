@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loader_server.leases.table_counts import NO_REASON, TOOK_TOO_LONG
 from loader_server.metrics.limit_metrics import limit_metrics
-from loader_server.metrics.shared_metrics import by_pair, by_stream, connection_metrics
+from loader_server.metrics.shared_metrics import RESTARTS, by_pair, by_stream, connection_metrics
 from shared.metrics.names import GARBAGE, Declarations
 from shared.metrics.server import MetricSamples
 
@@ -183,14 +183,15 @@ JOURNAL_LOST = _coordinator.gauge(
 )
 
 
-def coordinator_metrics(coordinator: Coordinator) -> Iterator[MetricSamples]:
-    """Yield the metrics of a coordinator and its job: counts, workers, streams, connections.
+def coordinator_metrics(coordinator: Coordinator, restarts: int = 0) -> Iterator[MetricSamples]:
+    """Yield the metrics of a coordinator, started again `restarts` times, and its job: workers, streams, connections.
 
     Raise OSError if no descriptor is left to count connections with.
     """
     report, counts = coordinator.report, coordinator.counts
     numbers = {
         GARBAGE: coordinator.garbage,
+        RESTARTS: restarts,
         ATTACHES: counts.attaches,
         REATTACHES: counts.reattaches,
         REFUSALS: counts.refusals,

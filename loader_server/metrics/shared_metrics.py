@@ -19,12 +19,19 @@ if TYPE_CHECKING:
     from shared.metrics.names import Metric
     from shared.metrics.server import Values
 
-__all__ = ["by_pair", "by_stream", "connection_metrics"]
+__all__ = ["RESTARTS", "by_pair", "by_stream", "connection_metrics"]
 
 _T = TypeVar("_T")
 
 _server = Declarations("coordinator", "worker")
 
+RESTARTS = _server.counter(
+    "stoker_restarts_total",
+    "How often `loader-server run` has started this process again, because it had ended, or its nursery had; 0 if it "
+    "was started by hand.",
+    "The log of the run names each cause. Several in an hour: look for out-of-memory kills, a build_timeout that is "
+    "missed, or a transform that crashes.",
+)
 CONNECTIONS = _server.gauge(
     "stoker_connections",
     "Open connections by port: messages, or sealed (where a worker sends payloads under keys).",

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from loader_server.metrics.host_metrics import host_samples
-from loader_server.metrics.shared_metrics import by_pair, by_stream, connection_metrics
+from loader_server.metrics.shared_metrics import RESTARTS, by_pair, by_stream, connection_metrics
 from shared.metrics.names import GARBAGE, Declarations
 from shared.metrics.server import MetricSamples, Spread
 
@@ -151,14 +151,15 @@ UNSENT_BYTES = _worker.gauge(
 )
 
 
-def worker_metrics(worker: Worker) -> Iterator[MetricSamples]:
-    """Yield the metrics of a worker: what it built, how much is waiting, and its connections.
+def worker_metrics(worker: Worker, restarts: int = 0) -> Iterator[MetricSamples]:
+    """Yield the metrics of a worker, started again `restarts` times: batches, what is waiting, connections.
 
     Raise OSError if no descriptor is left to count connections with.
     """
     counts, load = worker.counts, worker.load
     numbers = {
         GARBAGE: counts.garbage,
+        RESTARTS: restarts,
         WANTS_WAITING: load.waiting if load else 0,
         WANTS_BUILDING: load.building if load else 0,
         UNSENT_BYTES: worker.unsent_bytes(),

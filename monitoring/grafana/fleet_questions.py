@@ -27,10 +27,14 @@ FLEET_ROWS = (
                 joined="job",
                 units={"waiting": "percentunit", "steps/s": "none", "left": "s"},
                 size=(24, 9),
-                about="A line for each job, by its busiest stream. Waiting above 5 % costs accelerators, and the limit "
-                "says where to look.",
+                about="A line for each job. Waiting above 5 % costs accelerators, and the limit says where to look: "
+                "that of the stream that waits longest.",
                 queries=(
-                    Query("topk by (job) (1, stoker_limit{@any} == 1)", "limit"),
+                    Query(
+                        "topk by (job) (1, (stoker_limit{@any} == 1)"
+                        " * on (job, stream) group_left () (1 + stoker_waited_ratio{@any}))",
+                        "limit",
+                    ),
                     Query("max by (job) (stoker_waited_ratio{@any})", "waiting"),
                     Query(
                         'sum by (job) (rate(stoker_trained_rounds_total{@any, rank="none"}[$__rate_interval]))'

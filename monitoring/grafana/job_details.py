@@ -300,6 +300,7 @@ _TROUBLE = Row(
             "them.",
             queries=(
                 Query("sum by (role) (changes(process_start_time_seconds{@job}[1h]))", "{{role}} restarts"),
+                Query("sum by (role) (increase(stoker_restarts_total{@job}[1h]))", "{{role}} restarts by the run"),
                 Query("increase(stoker_attaches_total{@job}[1h])", "starts of trainers"),
                 Query("increase(stoker_reattaches_total{@job}[1h])", "reattaches"),
                 Query("increase(stoker_superseded_trainers_total{@job}[1h])", "ranks taken over"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.building.build_counts import BuildCounts, Built
+from loader_server.building.build_counts import BuildCounts, Built, Effort
 from shared.wire.batch_layout import Field, fields_of_batch
 from shared.wire.message_parts import Ticket, WireShape
 from shared.wire.messages import Pushed
@@ -86,7 +86,7 @@ def _header(shape: WireShape) -> Pushed:
 
 
 def worker_us(rows: int) -> float:
-    """A batch's cost in a worker: two clocks a row, the cells, the sums."""
+    """A batch's cost in a worker: two clocks a row, the cells, the sums, and the clocks of what the want took."""
     counts, lengths = BuildCounts(), np.full(rows, 90, np.int32)
 
     def once(_number: int) -> None:
@@ -106,6 +106,10 @@ def worker_us(rows: int) -> float:
             masked_cells=0,
         )
         counts.add(built, 10**6)
+        began_s, effort = time.thread_time(), Effort(queued_s=0.01)
+        effort.build_cpu_s += time.thread_time() - began_s
+        effort.send_cpu_s += time.thread_time() - began_s
+        counts.add_effort(effort)
 
     def without(_number: int) -> None:
         for _ in range(rows):

@@ -219,7 +219,10 @@ def test_a_worker_that_is_killed_takes_its_target_over(loaders: Loaders, job: Pa
         "the worker is back at another address",
     )
     assert read_targets(_folder(job)).keys() == before.keys()
-    assert _of(job, f"worker-{name}")["stoker_wants_waiting", ()] == 0
+    after = _of(job, f"worker-{name}")
+    assert after["stoker_wants_waiting", ()] == 0
+    assert after["stoker_restarts_total", ()] == 1
+    assert _of(job, "coordinator")["stoker_restarts_total", ()] == 0
 
 
 def test_targets_go_with_their_processes_and_dead_ones_at_the_next_start(tmp_path: Path) -> None:

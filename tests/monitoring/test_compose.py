@@ -21,8 +21,8 @@ def test_what_is_mounted_is_in_the_repository() -> None:
 
 
 def test_prometheus_and_grafana_are_told_where_things_are() -> None:
-    assert "url: http://127.0.0.1:7401/targets" in (FOLDER / "prometheus.yml").read_text()
-    assert "--metrics-listen 127.0.0.1:7401" in COMPOSE
+    assert "url: http://127.0.0.1:7490/targets" in (FOLDER / "prometheus.yml").read_text()
+    assert "--metrics-listen 127.0.0.1:7490" in COMPOSE
     provisioning = MONITORING / "grafana" / "provisioning"
     assert "path: /dashboards" in (provisioning / "dashboards" / "stoker.yml").read_text()
     address = re.search(r"--web\.listen-address=(\S+)", COMPOSE)

@@ -78,7 +78,7 @@ class Prometheus:
 
 
 #: How our configuration finds the processes of a machine.
-_FOUND_BY_URL = "http_sd_configs:\n      - url: http://127.0.0.1:7401/targets"
+_FOUND_BY_URL = "http_sd_configs:\n      - url: http://127.0.0.1:7490/targets"
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def watching(targets: Path | str, folder: Path, *, every: str = "1s") -> Iterato
     It finds processes by a URL, as ours does, or by the files of a folder.
     """
     config = (FOLDER / "prometheus.yml").read_text()
-    by_url = _FOUND_BY_URL.replace("http://127.0.0.1:7401/targets", str(targets))
+    by_url = _FOUND_BY_URL.replace("http://127.0.0.1:7490/targets", str(targets))
     found = by_url if isinstance(targets, str) else f'file_sd_configs:\n      - files: ["{targets}/*.json"]'
     for ours, here in (("5s", every), (_FOUND_BY_URL, found)):
         assert ours in config

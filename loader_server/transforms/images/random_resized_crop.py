@@ -41,7 +41,8 @@ class RandomResizedCropSettings:
 
 
 @built_in("random_resized_crop")
-@transform(settings=RandomResizedCropSettings, packages=("pillow",))
+# Pillow resizes in code for any x86-64, which asks no processor what it has.
+@transform(settings=RandomResizedCropSettings, packages=("pillow",), processor_safe=True)
 class RandomResizedCropTransform:
     """Transform that resizes a part of images, whose area, proportion and place are drawn (Inception's).
 

@@ -41,7 +41,8 @@ class ResizeImageSettings:
 
 
 @built_in("resize_image")
-@transform(settings=ResizeImageSettings, draws=False, packages=("pillow",))
+# Pillow resizes in code for any x86-64, which asks no processor what it has.
+@transform(settings=ResizeImageSettings, draws=False, packages=("pillow",), processor_safe=True)
 class ResizeImageTransform:
     """Transform that resizes images.
 

@@ -196,6 +196,27 @@ class TestWorkers:
         (answer,) = replies(state, attach())
         assert [one.incarnation for one in answer.workers] == [2]
         assert refused(state, beat(incarnation=1))[0] == "unknown"
+        assert (state.counts.workers_replaced, state.counts.workers_gone) == (1, 0)
+
+    def test_one_that_left_or_moves_or_repeats_itself_was_not_replaced(self):
+        state = coordinator()
+        for endpoint in ("tcp://h:1", "tcp://h:1", "tcp://h:2"):
+            replies(state, register(incarnation=1, endpoint=endpoint))
+        replies(state, m.Leave(worker="w0", incarnation=1))
+        replies(state, register(incarnation=2, endpoint="tcp://h:2"))
+        assert state.counts.workers_replaced == 0
+
+    def test_a_trainer_that_is_silent_for_long_is_counted_and_one_that_leaves_is_not(self):
+        state = coordinator()
+        replies(state, attach(), now_s=0.0, peer=b"trainer")
+        state.handle(Ticked(), 10.0)
+        assert state.counts.trainers_gone == 0
+        state.handle(Ticked(), 10.1)
+        assert state.counts.trainers_gone == 1
+        replies(state, attach(incarnation=8), now_s=11.0, peer=b"other")
+        replies(state, m.Detach(stream="train", rank=0, incarnation=8), now_s=12.0, peer=b"other")
+        state.handle(Ticked(), 40.0)
+        assert state.counts.trainers_gone == 1
 
     def test_a_worker_that_nobody_knows_is_asked_to_register(self):
         code, _, _, remedy = refused(coordinator(), beat())

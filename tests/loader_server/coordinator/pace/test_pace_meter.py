@@ -201,3 +201,15 @@ def test_waiting_between_two_times() -> None:
         record.add(JobPace(1, 1.0, 1, 1, waited), 1.0)
     assert record.waited(4.0, 2.0) == pytest.approx(0.1)
     assert record.waited(2.0, 0.0) == pytest.approx(0.5)
+
+
+def test_messages_between_heartbeats_do_not_shorten_the_time_that_was_waited() -> None:
+    """In queue mode reports of leases come several times a second, and each counts as hearing the trainer."""
+    job = _Job(stream=_View(leases=object()))
+    trainer = job.trainer("stream", 0)
+    for at in range(1, 21):
+        trainer.heard_s = at / 2 - 0.01
+        say(trainer, at, 500, at / 2)
+    seconds, sums = trainer.lately.over(5.0) or (0.0, [])
+    assert sums[1] / 1e6 == pytest.approx(0.5 * seconds)
+    assert trainer.waited_permille == pytest.approx(500)

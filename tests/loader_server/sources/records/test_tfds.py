@@ -211,9 +211,7 @@ def test_what_the_library_itself_prepared_in_tfrecord_files(tmp_path: Path) -> N
     folder.mkdir(parents=True)
     features = {"tokens": tfds.features.Sequence(np.int64), "label": np.int64, "text": tfds.features.Text()}
     identity = tfds.core.dataset_info.DatasetIdentity("written", tfds.core.Version("1.0.0"), str(folder), "tests")
-    info = tfds.core.DatasetInfo(
-        builder=identity, features=tfds.features.FeaturesDict(features)
-    )
+    info = tfds.core.DatasetInfo(builder=identity, features=tfds.features.FeaturesDict(features))
     writer = SequentialWriter(info, max_examples_per_shard=8)
     writer.initialize_splits(["train"])
     rows = [{"tokens": [n] * (n % 5), "label": n, "text": f"n {n}"} for n in range(20)]

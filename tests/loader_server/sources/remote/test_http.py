@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,18 @@ def test_what_is_fetched_found_waited_for_and_asked_again_is_counted(tmp_path: P
 
     assert counted(first) == (8192, 1, 1, 1)
     assert counted(second) == (len(DATA), 1, 1, 0)
+
+
+def test_how_long_readers_waited_for_what_the_cache_lacked_is_counted(tmp_path: Path, ranged: StoreProxy) -> None:
+    url, files = f"{ranged.url}/a.tar", files_of(tmp_path)
+    ranged.fault = lambda method, _: time.sleep(0.2) if method == "GET" else None
+    files.read(url, 5, 10)
+    took_s = files.cache.counts.waited_s
+    assert 0.2 <= took_s < 10
+    files.read(url, 5, 10)
+    assert files.cache.counts.waited_s == took_s
+    with files.local(url):
+        assert files.cache.counts.waited_s >= took_s + 0.2
 
 
 def test_a_file_is_one_to_read_and_one_on_the_disk(tmp_path: Path, store: StoreProxy) -> None:
