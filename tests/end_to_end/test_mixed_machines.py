@@ -329,5 +329,5 @@ def test_samples_that_kill_are_found_by_children_of_the_same_level(tmp_path: Pat
         for name, endpoint in endpoints.items():
             assert verified(endpoint, "train")
             (path,) = tmp_path.glob(f".stoker/{name}/quarantine.jsonl")
-            (sample,) = map(json.loads, path.read_text().splitlines())
-            assert (sample["name"], sample["reason"]) == ("0.flac", "kills_decoder")
+            named = [json.loads(line) for line in path.read_text().splitlines()]  # by each worker that masks it
+            assert {(sample["name"], sample["reason"]) for sample in named} == {("0.flac", "kills_decoder")}

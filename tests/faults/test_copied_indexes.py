@@ -17,6 +17,7 @@ from tests.end_to_end.test_formats import (
     FORMATS,
     JOB,
     STREAM,
+    write_a_file_for_each_sample,
     write_columns_of_each_kind,
     write_folder_of_kaldi,
     write_records_of_each_kind,
@@ -52,6 +53,7 @@ def write_job(folder: Path) -> Path:
     folder.mkdir()
     write_records_of_each_kind(folder)
     write_columns_of_each_kind(folder)
+    write_a_file_for_each_sample(folder)
     write_folder_of_kaldi(folder)
     table = folder / "data/feats.scp"
     table.write_text(table.read_text().replace(f"{folder}/", ""))  # relative, as a copy needs it

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from loader_server.transforms.chain import BYTES_VERSION
 from shared.wire.codec import VERSION
 from tests.support.builds import make_build
 from tests.support.forked import run_module
@@ -48,7 +49,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         OLD: make_build(folder / "old", OLD),
         NEW: make_build(folder / "new", NEW),
-        OTHER_BYTES: make_build(folder / "bytes", OTHER_BYTES, bytes_version=3),
+        OTHER_BYTES: make_build(folder / "bytes", OTHER_BYTES, bytes_version=BYTES_VERSION + 1),
         OTHER_PROTOCOL: make_build(folder / "protocol", OTHER_PROTOCOL, protocol=VERSION + 1),
     }
 
@@ -145,7 +146,8 @@ def test_a_coordinator_of_other_bytes_throws_no_worker_out(job: Path, builds: di
         loaders.end("coordinator")
         loaders.coordinate(OTHER_BYTES)
         wait_until(lambda: set(loaders.refused()) == {"w0", "w1", HOST}, "all of before say what they wait for")
-        differs = "version of Stoker's bytes (3 on the coordinator's machine, 2 on the worker's)"
+        versions = f"({BYTES_VERSION + 1} on the coordinator's machine, {BYTES_VERSION} on the worker's)"
+        differs = f"version of Stoker's bytes {versions}"
         release = f"release of Stoker ({OTHER_BYTES} on the coordinator's machine, {OLD} on the worker's)"
         assert loaders.refused()["w0"] == f"w0, which differs: {differs}; {release}"
         assert loaders.report()["workers"] == []
