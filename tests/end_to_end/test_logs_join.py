@@ -39,7 +39,10 @@ def test_a_batch_and_its_trainer_are_found_in_all_logs(tmp_path: Path, mode: str
         (done,) = lines.fields("epoch done")
         accepted, pushed = (lines_of(loaders, event) for event in ("want is accepted", "batch is pushed"))
         (there,) = lines_of(loaders, "trainer is there")
-    assert {key(line) for line in asked} == {key(line) for line in accepted}
+    # Wants of the next epoch may be asked for just before the feed is closed, and then no worker takes them.
+    first = [{key(line) for line in lines if line["epoch"] == 0} for lines in (asked, accepted)]
+    assert first[0] == first[1]
+    assert {key(line) for line in accepted} <= {key(line) for line in asked}
     assert {key(line) for line in came} <= {key(line) for line in pushed}
     assert len({line["number"] for line in came if line["epoch"] == 0}) == batches
     about = [*asked, *came, *accepted, *pushed, done, there]

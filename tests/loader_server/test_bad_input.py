@@ -9,6 +9,7 @@ import io
 import json
 import re
 import tarfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -225,10 +226,15 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
         both(lambda folder: (folder / "saved").mkdir(), written("saved/state.json", "{")),
         r"state\.json: expected a file .* Save the data set anew",
     ),
-    "records in gzip": (
+    "records in zlib": (
         RECORDS,
-        written("a.tfrecord", gzip.compress(record(example(x=[1.0])))),
-        r"a\.tfrecord: expected a TFRecord file that is not compressed, got .* GZIP .* write it again",
+        written("a.tfrecord", zlib.compress(record(example(x=[1.0])))),
+        r"a\.tfrecord: expected a TFRecord file that is not compressed, got .*ZLIB\. Write it again",
+    ),
+    "text in gzip for records": (
+        RECORDS,
+        written("a.tfrecord", gzip.compress(TEXT.encode() * 9)),
+        r"a\.tfrecord: expected a TFRecord file, got",
     ),
     "records that are text": (RECORDS, written("a.tfrecord", TEXT * 9), r"a\.tfrecord: expected a TFRecord file, got"),
     "no records": (RECORDS, written("a.tfrecord", b""), r"got no records at all\. Name other files"),
