@@ -16,6 +16,7 @@ from loader_server.sources.audio.audio_files import AudioHeader, decoded_audio, 
 from loader_server.sources.audio.containers import HEADER_BYTES, plain_header
 from loader_server.sources.audio.stretches import WHOLE_FILE, Headers, stretch_columns
 from loader_server.sources.remote.urls import is_url
+from loader_server.sources.sample_limits import OVER_LARGEST, size_texts
 from loader_server.sources.source import BadRow
 from loader_server.sources.speech.kaldi_archives import ArchivedParts, ArchiveFacts
 from shared.errors import DataError, ReadError, SampleError
@@ -97,9 +98,11 @@ class ArchivedAudioHeaders(Headers):
         return begin, nbytes
 
     def _frames(self, archive: str, begin: int, nbytes: int) -> tuple[int, int, int]:
-        """Return frames, rate and channels; raise a SampleError if the bytes are no whole recording."""
+        """Return frames, rate and channels; raise a SampleError if they are no whole recording, or are too many."""
         if plain := plain_header(self._files.read(archive, begin, min(HEADER_BYTES, nbytes)), nbytes):
             return *plain, 1
+        if self._largest and nbytes > self._largest:  # all of it is read into memory
+            raise _unusable(OVER_LARGEST, *size_texts(nbytes, self._largest))
         return header_of_bytes(self._files.read(archive, begin, nbytes), archive)
 
 

@@ -51,6 +51,8 @@ _COLUMNS = {
 }
 #: How much of a matrix in text form is read at a time, as nothing says how long it is.
 _TEXT_BYTES = 2**16
+#: Most bytes of a matrix in text form: without its end, all of an archive would be read into memory.
+_MOST_TEXT_BYTES = 2**28
 #: How many rows a range may overrun its matrix by, as in Kaldi; it is cut at the matrix's end.
 _OVERSHOOT_ROWS = 3
 
@@ -120,8 +122,11 @@ class ArchiveHeaders:
         return header
 
     def _text_at(self, path: str, offset: int, size: int) -> bytes:
-        """Return the bytes of a matrix in text form, up to its end or that of the archive; raise what `read` raises."""
-        parts = list[bytes]()
+        """Return the bytes of a matrix in text form, up to its end, that of the archive, or 256 MiB.
+
+        Raise what `read` raises.
+        """
+        parts, size = list[bytes](), min(size, offset + _MOST_TEXT_BYTES)
         while offset < size and not (parts and TEXT_ENDS in parts[-1]):
             parts.append(self._files.read(path, offset, min(_TEXT_BYTES, size - offset)))
             offset += len(parts[-1])

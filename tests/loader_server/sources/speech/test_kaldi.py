@@ -359,6 +359,15 @@ def test_ranges_of_features_in_text_form_and_large_ones(tmp_path):
     np.testing.assert_array_equal(decoded(source, 1)["features"], array[10:20])
 
 
+def test_text_without_an_end_is_not_read_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(kaldi_features, "_MOST_TEXT_BYTES", 1000)
+    write_features(tmp_path / "good", features(2, columns=3))
+    (tmp_path / "text.ark").write_bytes(b"u  [ " + b"1 " * 9000 + b"]\n")
+    table(tmp_path / "data", "feats.scp", (tmp_path / "good/feats.scp").read_text().strip(), "u text.ark:2")
+    _, bad, _ = indexed(tmp_path, values="features")
+    assert bad == [("feats.scp", 2, "truncated")]
+
+
 def test_numbers_in_text_form_may_be_infinite_or_none(tmp_path):
     (tmp_path / "text.ark").write_bytes(b"u  [ 1 nan 1e999 ]\n")
     table(tmp_path / "data", "feats.scp", "u text.ark:2")
