@@ -280,7 +280,8 @@ class JobFile(JobFolder):
         _refuse_both_forms(settings, where)
         with placing(where):
             refuse_wrong_size(plan, settings.length)
-        sources = self._sources(self._of_job(name, cuts=chunks.chunk is not None), settings, of_source, where)
+        of_job = self._of_job(name, cuts=chunks.chunk is not None, strings=settings.strings)
+        sources = self._sources(of_job, settings, of_source, where)
         if settings.evaluation:
             _refuse_changing(plan, where)
         return StreamRecipe(
@@ -333,8 +334,11 @@ class JobFile(JobFolder):
             of_job=of_job,
         )
 
-    def _of_job(self, stream: str, *, cuts: bool) -> OfJob:
-        """Return what the sources of a stream may need to know; `cuts` is set if its recordings are cut."""
+    def _of_job(self, stream: str, *, cuts: bool, strings: tuple[str, ...]) -> OfJob:
+        """Return what the sources of a stream may need to know.
+
+        `cuts` is set if its recordings are cut, and batches get the `strings` of these keys.
+        """
         return OfJob(
             stream=stream,
             seed=self.settings.seed,
@@ -342,6 +346,7 @@ class JobFile(JobFolder):
             state=self.state,
             largest_sample=self.settings.largest_sample,
             cuts=cuts,
+            strings=strings,
         )
 
 
@@ -392,7 +397,7 @@ def _refuse_planning(table: Mapping[str, Any], own: type[Any], where: str) -> No
 
     Settings of that name that the source has itself, as `own` lists them, are allowed.
     """
-    planning = {"length", "transforms", "filter", "padding"} | _names_in(ChunkSettings, PlanSettings)
+    planning = {"length", "transforms", "filter", "padding", "strings"} | _names_in(ChunkSettings, PlanSettings)
     for key in sorted(table.keys() & planning - _names_in(own)):
         raise SettingsError(
             expected="no setting for batches or transforms, because the pipeline itself makes whole batches",

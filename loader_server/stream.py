@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from loader_server.batch_strings import BatchStrings
 from loader_server.index.folder import open_index
 from loader_server.index.joined import OpenedSource, SourceSet
+from loader_server.index.string_columns import column_of_strings
 from loader_server.installed import processor_features, version_of
 from loader_server.job_file import JobFile
 from loader_server.own_code import OwnCode, own_code
@@ -119,9 +121,11 @@ class Stream:
         self.packed = recipe.plan.packing is not None
         #: Whether rows carry state from batch to batch.
         self.carries = recipe.plan.carry
+        #: The strings that come with batches.
+        self.strings = BatchStrings.of(recipe, joined, job.index_folder(recipe.name))
         #: The fields of a batch.
         self.fields = fields_of_batch(self.chain.fields) + (_marks(recipe, self.chain.fields) if self.packed else ())
-        self.fields += (RESET,) if self.carries else ()
+        self.fields += ((RESET,) if self.carries else ()) + self.strings.fields
         #: The shapes of batches.
         self.shapes = tuple(self.shape(bucket) for bucket in self.plan.buckets)
         #: What fills the cells of each key that hold no sample; a key that is not here has 0 there.
@@ -167,15 +171,18 @@ class Stream:
             )
 
     def shape(self, planned: BucketShape) -> BucketShape:
-        """Return a planned shape; in a packed stream with the lengths of all padded fields.
+        """Return a planned shape with the most bytes of strings; in a packed stream with the lengths of all fields.
 
-        The marks of packed rows are as long as the rows. Raise a KeyError if a packed shape lacks the bucketed key.
+        The marks of packed rows are as long as the rows. Raise a KeyError if a packed shape lacks the bucketed key, and
+        a SettingsError if there might be too many strings for one tensor.
         """
         if not self.packed:
-            return planned
+            return self.strings.roomy(planned, planned.rows)
         length = planned.lengths[self.settings.length]
         marks = dict.fromkeys((field.key for field in self.fields if field.padded), length)
-        return BucketShape(rows=planned.rows, lengths=marks)
+        # A row holds no more samples than if all were as short as the shortest.
+        most = planned.rows * (length // self.plan.shortest)
+        return self.strings.roomy(BucketShape(rows=planned.rows, lengths=marks), most)
 
     @cached_property
     def unproved_code(self) -> dict[str, list[str]]:
@@ -420,7 +427,7 @@ def open_source(spec: SourceSpec, folder: Path, cut: ChunkRule | None = None) ->
     index.refuse_other_source(spec.name, spec.settings)
     index.refuse_other_limit(spec.of_job.largest_indexed)
     source = spec.make()
-    index.refuse_lacking(source.content_columns)
+    index.refuse_lacking(source.content_columns | {column_of_strings(key) for key in spec.of_job.strings})
     source.open(index.indexed)
     if cut is not None:
         source = ChunkedSource(source, cut, spec.where)

@@ -23,6 +23,7 @@ from loader_server.building.culprits import KnownCulprits, kills
 from loader_server.building.empty_cells import write_padding
 from loader_server.building.fallbacks import Fallbacks
 from loader_server.building.finite_check import FiniteCheck
+from loader_server.building.layouts import Layouts
 from loader_server.building.places import places_of
 from loader_server.building.read_ahead import LookAhead, Prepared, unwatched
 from loader_server.building.trial_rule import exhausted
@@ -34,7 +35,7 @@ from loader_server.transforms.on_columns import ColumnsOfBatch
 from loader_server.transforms.overrun import blame_for_length
 from shared.errors import DataError, SampleError
 from shared.hashing import digest64
-from shared.wire.batch_layout import RESET, Layout, layout_of
+from shared.wire.batch_layout import RESET
 from shared.wire.payload import round_in_place
 
 if TYPE_CHECKING:
@@ -51,16 +52,12 @@ if TYPE_CHECKING:
     from loader_server.sources.batch_columns import Gathers
     from loader_server.sources.source import Source
     from loader_server.stream import Stream
-    from shared.wire.batch_layout import BucketShape
     from shared.wire.messages import Want
 
 __all__ = ["Builder"]
 
 #: Epoch plans kept open: a few trainers alternate between training and evaluation.
 _EPOCHS_KEPT = 8
-
-#: Layouts kept: a stream has one for each bucket, and more if batches are padded to their longest row.
-_LAYOUTS_KEPT = 1024
 
 #: Most reasons, and most characters of a sample's name or of a reason, and of both together.
 _MOST_REASONS, _MOST_NAME, _MOST_REASON = 16, 100, 200
@@ -111,8 +108,7 @@ class Builder:
         self._lock = threading.Lock()
         #: Opened epochs by number and group, in the order of opening.
         self._epochs: dict[tuple[int, int], EpochPlan] = {}
-        #: By `id`, because shapes are unhashable; the shape is kept, so that its id is not reused.
-        self._layouts: dict[int, tuple[BucketShape, BucketShape, Layout, tuple[slice, ...]]] = {}
+        self._layouts = Layouts(stream)
         self._ahead = LookAhead(stream.source, features.unkept if features is not None else None)
         #: The source, if it writes whole batches and no sample has to be transformed; otherwise None.
         self._gathering = stream.source if stream.source.gathers and not stream.chain.steps else None
@@ -171,8 +167,8 @@ class Builder:
         """
         began_ns = time.perf_counter_ns()
         planned = self.planned(want)
-        shape, layout, gaps = self._laid_out(planned.shape)
         samples = planned.samples[:0] if want.empty else planned.samples
+        laid_out = self._layouts.of(planned, samples)
         # A retried want starts from the samples' bytes, because these are what a trial decodes.
         kept = self._features.find(samples.tolist()) if self._features is not None and not want.attempt else _NOTHING
         # Announce the batch before its first read, so that a source of remote files knows early which bytes it needs.
@@ -186,7 +182,7 @@ class Builder:
             culprits = self._read_around(self._gathering, samples, begin)
         self._ahead.after(self._get_epoch(want.epoch, want.group), (want.epoch, want.group), want.number)
         read_us = (time.perf_counter_ns() - began_ns) // 1000
-        return Prepared(planned, samples, shape, layout, gaps, raw, read_us, kept, culprits)
+        return Prepared(planned, samples, *laid_out, raw, read_us, kept, culprits)
 
     def _read_around(self, source: Source, samples: NDArray[np.int64], begin: Callable[[int], None]) -> list[int]:
         """Read what the source lacks for writing the batch at once; return the rows of culprits, which are skipped.
@@ -201,18 +197,6 @@ class Builder:
             missing = source.unread(np.delete(samples, culprits) if culprits else samples)
             read_patiently(source.read, missing.tolist(), begin)
         return culprits
-
-    def _laid_out(self, planned: BucketShape) -> tuple[BucketShape, Layout, tuple[slice, ...]]:
-        """Return the complete shape, the layout and the gaps of a planned shape, computed once for each."""
-        # Without a lock: readers that come at the same time compute the same layout, and the last one is kept.
-        known = self._layouts.get(id(planned))
-        if known is None or known[0] is not planned:
-            if len(self._layouts) >= _LAYOUTS_KEPT:
-                self._layouts.clear()
-            shape = self.stream.shape(planned)
-            layout = layout_of(self.stream.fields, shape)
-            known = self._layouts[id(planned)] = (planned, shape, layout, tuple(layout.gaps()))
-        return known[1:]
 
     def _read(
         self, samples: Sequence[int], begin: Callable[[int], None], kept: Mapping[int, bytearray]
@@ -263,7 +247,10 @@ class Builder:
         """
         began_ns = time.perf_counter_ns()
         self._deadline.begin(began_ns)
-        arrays: Mapping[str, NDArray[Any]] = prepared.layout.arrays(payload)
+        arrays: dict[str, NDArray[Any]] = prepared.layout.arrays(payload)
+        # Strings have no rows that could be cleared, so those who write rows do not get their bytes.
+        strings = prepared.strings
+        tensors = {key: arrays.pop(key) for key in strings.by_key} if strings is not None else {}
         batch = _BatchInHand(want, prepared, places_of(self.stream, prepared, arrays), convicted)
         rows = self._write(batch)
         if (resets := prepared.planned.resets) is not None:
@@ -278,8 +265,10 @@ class Builder:
         # Masking cleared places after the valid rows were counted.
         if not_finite and self.stream.masks_not_finite:
             rows = int(arrays["weight"].sum())
-        # Last, because masking clears places to 0; the values themselves are finite and rounded already.
+        # Last, because masking clears places to 0, and leaves no string; values are finite and rounded already.
         write_padding(arrays, self.stream)
+        if strings is not None:
+            strings.write(tensors, batch.places.masked)
         space, length, filled = _cells(arrays, self.stream.settings.length, wide=self._counts_pixels)
         return Built(
             rows=rows,

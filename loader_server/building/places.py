@@ -41,6 +41,8 @@ class RowPlaces:
     """Places of samples that have a row each, from the first row on."""
 
     def __init__(self, fields: Sequence[Field], samples: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]]) -> None:
+        #: The positions of samples that are masked.
+        self.masked = set[int]()
         self._fields = fields
         self._samples = samples
         self._arrays = arrays
@@ -55,6 +57,7 @@ class RowPlaces:
 
     def begin(self) -> None:
         """Write the weight, 1, and the sample's number into each row that has a sample."""
+        self.masked.clear()
         end = len(self._samples)
         self._arrays["weight"][:end] = 1
         self._arrays["tag"][:end] = self._samples
@@ -89,6 +92,7 @@ class RowPlaces:
 
     def mask(self, at: int) -> None:
         """Clear a sample's row, weight included; it keeps the sample's number."""
+        self.masked.add(at)
         mask_row(self._arrays, at, int(self._samples[at]))
 
     clear = mask
@@ -135,6 +139,8 @@ class PackedPlaces:
     """
 
     def __init__(self, key: str, prepared: Prepared, arrays: Mapping[str, NDArray[Any]]) -> None:
+        #: The positions of samples that are masked.
+        self.masked = set[int]()
         self._key = key
         self._samples = samples = prepared.samples
         self._arrays = arrays
@@ -147,6 +153,7 @@ class PackedPlaces:
 
     def begin(self) -> None:
         """Clear all rows, and write the number of each row's first sample; a row without samples gets tag -1."""
+        self.masked.clear()
         _leave_empty(self._arrays, 0)
         firsts = self._rows.firsts
         self._arrays["tag"][self._rows.rows[firsts]] = self._samples[firsts]
@@ -170,9 +177,11 @@ class PackedPlaces:
 
     def mask(self, at: int) -> None:
         """Leave the place of a sample empty; `begin` cleared it."""
+        self.masked.add(at)
 
     def clear(self, at: int) -> None:
         """Clear the place of a sample that was written; the row gets the length and weight of the samples left."""
+        self.masked.add(at)
         place = self._rows.places[at]
         mask_stretch(self._arrays, self._key, place.row, slice(place.offset, place.offset + place.room))
 

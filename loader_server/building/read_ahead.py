@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from loader_server.batch_strings import FoundStrings
     from loader_server.planning import EpochPlan, PlannedBatch
     from loader_server.sources.source import Source
     from shared.wire.batch_layout import BucketShape, Layout
@@ -57,6 +58,8 @@ class Prepared:
     layout: Layout
     #: Byte ranges of the payload between tensors.
     gaps: tuple[slice, ...]
+    #: The strings of the batch; None if the stream has none.
+    strings: FoundStrings | None
     #: The bytes of each sample, None for a culprit and b"" for a cache hit; None as a whole if the source writes the
     #: batch at once.
     raw: Sequence[bytes | None] | None

@@ -74,6 +74,7 @@ class WholeBuilder(Builder):
             shape=shape,
             layout=layout,
             gaps=tuple(layout.gaps()),
+            strings=None,
             raw=(),
             kept={},
             read_us=(time.perf_counter_ns() - began_ns) // 1000,

@@ -128,13 +128,13 @@ class Index:
         )
 
     def refuse_lacking(self, columns: frozenset[str]) -> None:
-        """Raise a DataError if the index lacks one of these columns of numbers; an index without samples passes."""
-        lacking = sorted(columns - set(self.meta.numbers))
+        """Raise a DataError if the index lacks one of these columns; an index without samples passes."""
+        lacking = sorted(columns - {*self.meta.numbers, *self.meta.strings})
         self._refuse_unless(
             not lacking or not self.samples,
             expected=f"an index with the columns {', '.join(sorted(columns))}",
             got=f"one without {', '.join(lacking)}",
-            remedy="It was made by another version: run loader-server index.",
+            remedy="It was made by another version, or for another job file: run loader-server index.",
         )
 
     def refuse_other_limit(self, largest: int) -> None:

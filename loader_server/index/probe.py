@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from loader_server.index.pool import run_in_order, usable_processes
+from loader_server.index.probed_strings import only, with_strings
 from loader_server.sources.blame import undecoded
 from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.sources.sample_limits import OVER_LARGEST, look_twice, size_texts
@@ -73,13 +74,16 @@ class _Prober:
         self._source = source
 
     def probe(self, piece: Any) -> Probed:
-        """Return what one piece holds, after the size limit and the transforms.
+        """Return what one piece holds, after the size limit and the transforms, with the strings that batches get.
 
-        Rows that are too large or refused are bad. Raise a DataError if measured fields differ between samples, a
+        Rows that are too large or refused are bad, and those that lack such a string. Raise a DataError if measured fields differ between samples, a
         ReadError if reading fails, a MachineError if memory ran out, a SettingsError if a transform's rule asks for a
         length that is missing, and other errors of chain and source, such as an OSError if the disk fails.
         """
         found, chain = self._without_larger(self._source.probe(piece)), self._order.chain
+        if strings := self._order.spec.of_job.strings:
+            self._source.open(self._indexed(found))
+            found = with_strings(found, self._source, strings)
         if chain is None:
             return Probed(found)
         self._source.open(self._indexed(found))
@@ -101,7 +105,7 @@ class _Prober:
             expected, got = size_texts(int(nbytes[place]), largest)
             detail = f"expected {expected}, got {got}"
             bad[found.rows[place]] = BadRow(*self._source.place(place), OVER_LARGEST, detail)
-        return _only(found, np.flatnonzero(nbytes <= largest).tolist(), bad)
+        return only(found, np.flatnonzero(nbytes <= largest).tolist(), bad)
 
     def _tried(self, found: Found, chain: Chain) -> Probed:
         """Return the piece with rows turned bad that a transform refuses; only those that it may refuse are decoded.
@@ -117,7 +121,7 @@ class _Prober:
                 bad[row] = made
             else:
                 kept.append(place)
-        return Probed(_only(found, kept, bad)) if len(bad) > len(found.bad) else Probed(found)
+        return Probed(only(found, kept, bad)) if len(bad) > len(found.bad) else Probed(found)
 
     def _measured(self, found: Found, chain: Chain) -> Probed:
         """Return the piece with the lengths of all samples after the transforms; samples that are refused turn bad.
@@ -140,7 +144,7 @@ class _Prober:
             kept.append(place)
             for key, length in made[1].items():
                 lengths.setdefault(key, []).append(length)
-        return Probed(_only(found, kept, bad), self._where(kept[0]) if kept else "", fields, lengths)
+        return Probed(only(found, kept, bad), self._where(kept[0]) if kept else "", fields, lengths)
 
     def _read(self, places: Sequence[int]) -> list[bytes]:
         return read_patiently(self._source.read, places, bool)
@@ -187,14 +191,6 @@ class _Prober:
             about=about,
             place=self._order.folder,
         )
-
-
-def _only(found: Found, kept: Sequence[int], bad: Mapping[int, BadRow]) -> Found:
-    """Return a piece of the good rows at these places, and of these bad rows in order."""
-    numbers = {name: np.asarray(column, np.int64)[list(kept)] for name, column in found.numbers.items()}
-    strings = {name: [column[place] for place in kept] for name, column in found.strings.items()}
-    rows = [found.rows[place] for place in kept]
-    return Found(rows=rows, numbers=numbers, strings=strings, bad=dict(sorted(bad.items())))
 
 
 def probe_in_order(

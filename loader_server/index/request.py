@@ -100,14 +100,15 @@ class IndexRequest:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return what of the request enters fingerprints: the source's name, its settings, and its size limit.
+        """Return what of the request enters fingerprints: the source's name and settings, a size limit, and strings.
 
         A size limit of the default or 0, and later settings at their default, are left out: older indexes stay valid.
         """
         largest = self.largest_sample
         # The default is left out, so that indexes made before there was a limit keep their fingerprint.
         limit = () if largest in (LARGEST_SAMPLE, 0) else (f"largest_sample {largest}",)
-        return self.spec.name, str(sorted(settings_that_count(self.spec.settings).items())), *limit
+        strings = (f"strings {sorted(self.spec.of_job.strings)}",) if self.spec.of_job.strings else ()
+        return self.spec.name, str(sorted(settings_that_count(self.spec.settings).items())), *limit, *strings
 
     @property
     def rows_a_piece(self) -> int:

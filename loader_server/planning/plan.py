@@ -129,6 +129,11 @@ class Plan:
         """Return a lower bound on the groups of any pass, exact for bucket counts, one window and no mixing."""
         return min(stage.fewest_groups(group) for stage in self.stages)
 
+    @property
+    def shortest(self) -> int:
+        """Return the length of the shortest sample that takes part in any epoch, at least 1."""
+        return max(1, int(self.recipe.tally.lengths[0]))
+
     def stage(self, epoch: int) -> PlanStage:
         """Return the stage of an epoch: that in force when the epoch's pass began."""
         parts = self.recipe.settings.epoch_parts

@@ -80,9 +80,9 @@ class SharingBuilder(Builder):
         # What is on the shelf is not even read: the samples' files were, by another job's worker.
         if not key or self._shelf.find(key) is None:
             return replace(super().prepare(want, begin), key=key)
-        shape, layout, gaps = self._laid_out(planned.shape)
+        laid_out = self._layouts.of(planned, planned.samples)
         read_us = (time.perf_counter_ns() - began_ns) // 1000
-        return Prepared(planned, planned.samples, shape, layout, gaps, None, read_us, {}, key=key, is_read=False)
+        return Prepared(planned, planned.samples, *laid_out, None, read_us, {}, key=key, is_read=False)
 
     def _key(self, want: Want, planned: PlannedBatch) -> bytes:
         """Return the key of the batch; empty if the batch must not be shared.

@@ -21,7 +21,6 @@ import numpy as np
 from loader_server.sources.blame import undecoded
 from loader_server.sources.files.opening import Files
 from loader_server.sources.files.presence import IndexedFiles
-from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.sample_limits import LARGEST_SAMPLE
 from shared.errors import StokerError, shortened
@@ -45,14 +44,10 @@ __all__ = [
     "OfJob",
     "Source",
     "decoded",
-    "texts_of_column",
-    "texts_read",
 ]
 
 #: Samples in a segment, unless the format overrides `segments`.
 SEGMENT_SAMPLES = 4096
-#: Texts in a block of `texts_of_column` and `texts_read`.
-_TEXTS = 4096
 _MOST_DETAIL = 500
 
 
@@ -133,6 +128,8 @@ class OfJob:
     largest_sample: int = LARGEST_SAMPLE
     #: Whether recordings are cut, so that none is decoded whole.
     cuts: bool = False
+    #: The keys whose strings come with batches, so that the index has them.
+    strings: tuple[str, ...] = ()
     #: Opens another stream of the job by its name. A function of a module, so that it can be pickled.
     open_base: Callable[[OfJob, str], BaseSamples] | None = None
 
@@ -316,6 +313,13 @@ class Source:
         """
         return None
 
+    def indexed_samples(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return for each sample the one of the index that it is part of: itself, unless recordings are cut.
+
+        The numbers have to be in range, which is not checked.
+        """
+        return samples
+
     @property
     def uncut(self) -> Source:
         """Return the source of whole recordings, if this one cuts them; otherwise this one."""
@@ -462,27 +466,6 @@ class Source:
     def close(self) -> None:
         """Close the open files, if any; each opens again when it is next read."""
         self.files.close()
-
-
-def texts_of_column(column: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the strings of an index's column in order, as lists of up to 4096."""
-    # In blocks, because a data set may have more texts than fit into memory.
-    for start in range(0, len(column), _TEXTS):
-        yield [column[row] for row in range(start, min(start + _TEXTS, len(column)))]
-
-
-def texts_read(source: Source, key: str) -> Iterator[Sequence[str]]:
-    """Yield the texts of a source that decodes many samples at once, block by block.
-
-    Raise a ReadError if the disk keeps failing; other errors of `read`, and those of `decode_all`, pass.
-    """
-    for start in range(0, source.samples, _TEXTS):
-        samples = range(start, min(start + _TEXTS, source.samples))
-        columns = source.decode_all(samples, read_patiently(source.read, samples, bool))
-        assert columns is not None, "a source of texts decodes many at once"
-        texts = columns[key]
-        assert isinstance(texts, list), "a column of texts is a list"
-        yield texts
 
 
 def decoded(source: Source, sample: int, raw: bytes) -> dict[str, Any]:

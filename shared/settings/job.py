@@ -21,6 +21,7 @@ from shared.settings.parsers import (
     choice,
     flag,
     label,
+    names_once,
     nearest,
     refuse_beyond_bounds,
     setting,
@@ -197,6 +198,11 @@ class StreamSettings:
         by_key(_padding_value),
         "what fills a key where no sample is, instead of 0: `{ tokens = 3, labels = -100 }`, or "
         '`{ tokens = "tokenizer" }` for the padding token of its tokenizer',
+        default=(),
+    )
+    strings: tuple[str, ...] = setting(
+        names_once,
+        'strings that come with each batch, such as `["text", "id"]`: values of a sample, or columns of its source',
         default=(),
     )
     like: str = setting(text, "another stream whose settings hold here too, unless said otherwise", default="")

@@ -30,6 +30,7 @@ __all__ = [
     "file",
     "flag",
     "label",
+    "names_once",
     "number",
     "numbers",
     "refuse_beyond_bounds",
@@ -155,6 +156,14 @@ def texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise BadValue("a list of strings")
     return tuple(value)
+
+
+def names_once(value: object) -> tuple[str, ...]:
+    """Return what `texts` returns; raise BadValue for what it refuses, and if a string is there twice."""
+    names = texts(value)
+    if len(set(names)) < len(names):
+        raise BadValue("a list of strings, each of them once")
+    return names
 
 
 class FileName(str):

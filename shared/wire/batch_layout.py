@@ -2,6 +2,7 @@
 
 Rules: pure; every tensor starts at a multiple of 64 bytes, because TensorFlow takes 64-byte-aligned buffers without a
 copy; a tensor's first axis is the row axis; of a sample's value the first axis may be padded, or the first two.
+Strings lie in one tensor of bytes for each key, whose form `shared.wire.strings` knows.
 """
 
 from __future__ import annotations
@@ -13,25 +14,41 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT", "DTYPES", "RESET", "BucketShape", "Field", "Layout", "Tensor", "fields_of_batch", "layout_of"]
+__all__ = [
+    "ALIGNMENT",
+    "DTYPES",
+    "RESET",
+    "STRING",
+    "BucketShape",
+    "Field",
+    "Layout",
+    "Tensor",
+    "fields_of_batch",
+    "layout_of",
+    "narrowed",
+]
 
 ALIGNMENT = 64
 
-#: The dtypes that may cross the wire: fixed width, no objects, no strings.
+#: The dtypes of arrays that may cross the wire: fixed width, no objects.
 DTYPES = frozenset(
     ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 )
+
+
+#: The dtype of keys whose values are strings: one a row, or one for each sample of a packed row.
+STRING = "string"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """One value of a sample: its dtype and shape; None is a padded axis: the first one, or the first two.
 
-    `per_second` is the number of steps along the padded axis in a second of the recording (None: it has no time).
+    A field of strings has the shape () or, in packed rows, (None,): as many as the row has samples. `per_second` is the number of steps along the padded axis in a second of the recording (None: it has no time).
     """
 
     key: str
@@ -41,8 +58,13 @@ class Field:
 
     @property
     def padded(self) -> bool:
-        """Return whether samples differ in length along the first axis."""
-        return bool(self.shape) and self.shape[0] is None
+        """Return whether samples differ in length along the first axis; strings have no such axis."""
+        return bool(self.shape) and self.shape[0] is None and not self.is_string
+
+    @property
+    def is_string(self) -> bool:
+        """Return whether values are strings."""
+        return self.dtype == STRING
 
     @property
     def is_wide(self) -> bool:
@@ -51,7 +73,12 @@ class Field:
 
     @property
     def length_keys(self) -> tuple[str, ...]:
-        """Return the keys of its padded axes, in order: its own and then `<key>_width`; none if no axis is padded."""
+        """Return the keys of its padded axes, in order: its own and then `<key>_width`; none if no axis is padded.
+
+        Strings have their own key, under which shapes have the bytes of the tensor.
+        """
+        if self.is_string:
+            return (self.key,)
         return tuple(_axis_key(self.key, place) for place, axis in enumerate(self.shape) if axis is None)
 
     @property
@@ -62,7 +89,10 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketShape:
-    """Padded shape of a bucket: rows, and the padded length of each padded axis, by `Field.length_keys`."""
+    """Padded shape of a bucket: rows, and the padded length of each padded axis, by `Field.length_keys`.
+
+    Of strings it has the bytes of their tensor, instead of a length.
+    """
 
     rows: int
     lengths: Mapping[str, int]
@@ -70,7 +100,10 @@ class BucketShape:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Tensor inside a payload."""
+    """Tensor inside a payload.
+
+    One of strings has the shape (rows,), or (rows, -1) if rows are packed: as many as the fullest row has samples.
+    """
 
     key: str
     dtype: str
@@ -91,8 +124,11 @@ class Layout:
     nbytes: int
 
     def arrays(self, payload: NDArray[np.uint8]) -> dict[str, NDArray[np.generic]]:
-        """Return views of the payload, one for each tensor, without a copy."""
-        return {t.key: np.ndarray(t.shape, t.dtype, payload, t.offset) for t in self.tensors}
+        """Return views of the payload, one for each tensor, without a copy; of strings, their bytes."""
+        return {
+            t.key: t.lies_in(payload) if t.dtype == STRING else np.ndarray(t.shape, t.dtype, payload, t.offset)
+            for t in self.tensors
+        }
 
     def gaps(self) -> Iterator[slice]:
         """Yield the byte ranges between tensors, which are part of the payload and of its digest."""
@@ -117,17 +153,36 @@ def fields_of_batch(fields: Sequence[Field]) -> tuple[Field, ...]:
 
 def layout_of(fields: Sequence[Field], shape: BucketShape) -> Layout:
     """Return the layout of a batch of this shape; `fields` are the batch's, not a sample's."""
-    tensors = []
-    end = 0
-    for field in fields:
-        sample = tuple(
-            shape.lengths[_axis_key(field.key, place)] if axis is None else axis
-            for place, axis in enumerate(field.shape)
-        )
-        sizes = (shape.rows, *sample)
-        tensor = Tensor(field.key, field.dtype, sizes, end, math.prod(sizes) * np.dtype(field.dtype).itemsize)
-        tensors.append(tensor)
-        end = _aligned(end + tensor.nbytes)
+    return _laid_out(_sized(field, shape) for field in fields)
+
+
+def _sized(field: Field, shape: BucketShape) -> tuple[str, str, tuple[int, ...], int]:
+    """Return key, dtype, shape and bytes of a field's tensor."""
+    if field.is_string:
+        return field.key, STRING, (shape.rows, *(-1 for _ in field.shape)), shape.lengths[field.key]
+    sample = (
+        shape.lengths[_axis_key(field.key, place)] if axis is None else axis for place, axis in enumerate(field.shape)
+    )
+    sizes = (shape.rows, *sample)
+    return field.key, field.dtype, sizes, math.prod(sizes) * np.dtype(field.dtype).itemsize
+
+
+def narrowed(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
+    """Return the layout of the same tensors with other dtypes of numbers in place of those that `dtypes` names."""
+    return _laid_out(
+        (t.key, dtypes[t.dtype], t.shape, math.prod(t.shape) * np.dtype(dtypes[t.dtype]).itemsize)
+        if t.dtype in dtypes
+        else (t.key, t.dtype, t.shape, t.nbytes)
+        for t in layout.tensors
+    )
+
+
+def _laid_out(sized: Iterable[tuple[str, str, tuple[int, ...], int]]) -> Layout:
+    """Return the layout of tensors that are given by key, dtype, shape and bytes."""
+    tensors, end = [], 0
+    for key, dtype, shape, nbytes in sized:
+        tensors.append(Tensor(key, dtype, shape, end, nbytes))
+        end = _aligned(end + nbytes)
     return Layout(tuple(tensors), end)
 
 

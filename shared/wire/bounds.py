@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.wire.batch_layout import DTYPES
+from shared.wire.batch_layout import DTYPES, STRING
 
 __all__ = [
     "Blob",
@@ -141,15 +141,17 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """Check of the name of a dtype that may cross the wire."""
+    """Check of the name of a dtype that may cross the wire; that of strings only with `strings`."""
+
+    strings: bool = False
 
     def __call__(self, value: object) -> str:
-        if type(value) is not str or value not in DTYPES:
+        if type(value) is not str or not (value in DTYPES or (self.strings and value == STRING)):
             raise OutOfBounds(str(self))
         return value
 
     def __str__(self) -> str:
-        return "name of a dtype"
+        return "name of a dtype, or string" if self.strings else "name of a dtype"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_FRAME", "VERSION", "VersionError", "decode", "encode", "encode_refusal", "refuse_unsendable"]
 
 #: The protocol's version; see PROTOCOL.md. Raised by every change that an older peer would misread.
-VERSION = 11
+VERSION = 12
 
 #: The longest header or control frame: an `Attached` of 4096 workers and as many shapes has 0.3 MB. Hostile bytes
 #: unpack to 80 times their length at most (empty lists), so this bounds what a frame can cost.

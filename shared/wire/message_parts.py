@@ -315,7 +315,7 @@ class WireField(Part):
     """Form of `shared.wire.batch_layout.Field` on the wire."""
 
     key: str = wire(NAME)
-    dtype: str = wire(Dtype())
+    dtype: str = wire(Dtype(strings=True))
     shape: tuple[int | None, ...] = wire(Many(Maybe(SIZE), 8))
     per_second: float | None = wire(Maybe(Rate()))
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from shared.errors import ProtocolError
 from shared.extras import library
-from shared.wire.batch_layout import BucketShape, Field, Layout, layout_of
+from shared.wire.batch_layout import Layout, narrowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,11 +164,7 @@ def _on_wire(layout: Layout, float32: str) -> Layout:
     """Return the layout of the encoded payload before compression: float32 tensors have two bytes an item, or four."""
     if float32 == "float32":
         return layout
-    narrow = _WIRE_DTYPES[float32]
-    fields = [
-        Field(key=t.key, dtype=narrow if t.dtype == "float32" else t.dtype, shape=t.shape[1:]) for t in layout.tensors
-    ]
-    return layout_of(fields, BucketShape(rows=layout.tensors[0].shape[0], lengths={}))
+    return narrowed(layout, {"float32": _WIRE_DTYPES[float32]})
 
 
 def _compressed(payload: NDArray[np.uint8], compression: str) -> NDArray[np.uint8] | bytes:

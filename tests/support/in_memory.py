@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.batch_strings import BatchStrings
 from loader_server.planning import PlannedBatch
 from loader_server.sources.batch_columns import ragged
 from loader_server.stream import Stream
@@ -145,6 +146,7 @@ class MemoryStream:
         )
         self.plan = _Plan(self.source.samples, packed=packed)
         self.settings = SimpleNamespace(length="tokens")
+        self.strings = BatchStrings()
 
     def shape(self, planned: BucketShape) -> BucketShape:
         lengths = {field.key: planned.lengths["tokens"] for field in self.fields if field.padded}

@@ -12,7 +12,8 @@ from loader_server.sources.audio.audio_files import audio_versions
 from loader_server.sources.audio.recordings import Recordings
 from loader_server.sources.files.same_files import refuse_other_list
 from loader_server.sources.remote.urls import is_url, joined
-from loader_server.sources.source import Source, texts_of_column
+from loader_server.sources.source import Source
+from loader_server.sources.text_blocks import texts_of_column
 from shared.hashing import fingerprint
 
 if TYPE_CHECKING:

@@ -67,6 +67,10 @@ class ChunkedSource(Source):
         """Return the source below, whose samples are whole recordings."""
         return self._recordings
 
+    def indexed_samples(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return for each chunk the recording that it was cut from; numbers out of range are not noticed."""
+        return self._table.recordings_of(samples)
+
     @property
     def fields(self) -> tuple[Field, ...]:
         """Return the fields of the recordings.

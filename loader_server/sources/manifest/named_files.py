@@ -30,7 +30,8 @@ from loader_server.sources.manifest.cell_forms import KINDS, CellForm, Decoders,
 from loader_server.sources.manifest.rows import Columns, ManifestRow, columns_wanted, read_rows
 from loader_server.sources.manifest.survey import RowPiece, named_files, survey_manifests
 from loader_server.sources.remote.urls import is_url, joined
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source, texts_of_column
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
+from loader_server.sources.text_blocks import texts_of_column
 from shared.errors import DataError, ReadError, SampleError, SettingsError
 from shared.hashing import fingerprint
 from shared.settings.parsers import by_key, choice, setting, text, texts

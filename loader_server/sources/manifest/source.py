@@ -20,7 +20,8 @@ from loader_server.sources.files.same_files import refuse_other_list
 from loader_server.sources.manifest.rows import OFFSET_COLUMN, ManifestRow
 from loader_server.sources.manifest.survey import RowPiece, named_files, survey_manifests
 from loader_server.sources.remote.urls import joined
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, texts_of_column
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory
+from loader_server.sources.text_blocks import texts_of_column
 from shared.hashing import fingerprint
 from shared.settings.parsers import setting, texts
 

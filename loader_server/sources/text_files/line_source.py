@@ -16,7 +16,8 @@ import numpy as np
 
 from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.same_files import digest_of_number, signed_digest
-from loader_server.sources.source import Found, Indexed, Inventory, Source, texts_read
+from loader_server.sources.source import Found, Indexed, Inventory, Source
+from loader_server.sources.text_blocks import texts_read
 from loader_server.sources.text_files.whole_lines import (
     WholeLines,
     count_lines,

@@ -96,7 +96,7 @@ EXAMPLES: tuple[m.Message, ...] = (
     ),
     m.Wait(serial=3, reason="rank 1 stands elsewhere", retry_ms=500),
     m.NotAttached(serial=3, code="plan", expected="plan a", got="plan b", remedy="Restore the job file."),
-    m.Refused(code="version", expected="protocol version 11", got="version 10", remedy="Install the same release."),
+    m.Refused(code="version", expected="protocol version 12", got="version 11", remedy="Install the same release."),
     m.Progress(
         stream="train",
         rank=0,

@@ -1,0 +1,152 @@
+"""The strings that come with a stream's batches: how many bytes they take, and those of one batch.
+
+Rules: a tensor's bytes follow from the plan and the index alone, so that all workers make the same batch. Each shape has
+room for the longest strings that a batch of it may have; a batch has what its own take, in steps of powers of two. A
+masked sample has an empty string, and so has a row without a sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loader_server.index.string_columns import StringColumn
+from loader_server.plan_keeper import PlanKeeper
+from shared.errors import SettingsError
+from shared.wire.batch_layout import STRING, Field
+from shared.wire.strings import MOST_BYTES, bytes_needed, encoded_room, write_strings
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from loader_server.index.joined import SourceSet
+    from loader_server.job_file import StreamRecipe
+    from loader_server.planning import Keeper, PlannedBatch
+    from shared.wire.batch_layout import BucketShape
+
+__all__ = ["BatchStrings", "FoundStrings"]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStrings:
+    """The strings of one batch, by key, for each of its samples."""
+
+    by_key: Mapping[str, Sequence[memoryview]]
+    #: The place of each sample's string among all of the batch, and how many places there are.
+    places: NDArray[np.int64]
+    count: int
+    #: The bytes of each key's tensor.
+    room: Mapping[str, int]
+
+    def write(self, tensors: Mapping[str, NDArray[np.uint8]], masked: Collection[int]) -> None:
+        """Write all bytes of the tensors; samples at the positions in `masked` get an empty string."""
+        places = self.places.tolist()
+        for key, strings in self.by_key.items():
+            placed: list[bytes | memoryview] = [b""] * self.count
+            for at, (place, string) in enumerate(zip(places, strings, strict=True)):
+                if at not in masked:
+                    placed[place] = string
+            write_strings(placed, tensors[key])
+
+
+class BatchStrings:
+    """The strings of a stream, by default none.
+
+    `longest` has the sizes of each column's longest strings. If `repeated`, a batch may have one sample's string
+    several times.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[StringColumn] = (),
+        longest: Mapping[str, NDArray[np.int64]] = MappingProxyType({}),
+        *,
+        packed: bool = False,
+        repeated: bool = False,
+        where: str = "",
+    ) -> None:
+        self._columns = columns
+        self._longest = longest
+        self._repeated = repeated
+        self._where = where
+        shape = (None,) if packed else ()
+        #: The fields of a batch, one for each key.
+        self.fields = tuple(Field(key=column.key, dtype=STRING, shape=shape) for column in columns)
+
+    @classmethod
+    def of(cls, recipe: StreamRecipe, joined: SourceSet, folder: Path) -> BatchStrings:
+        """Return the strings that a stream's table names; what takes long to find out is kept in its index's folder."""
+        columns = [StringColumn(key, joined.opened) for key in recipe.settings.strings]
+        return cls(
+            columns,
+            _kept_sizes(columns, PlanKeeper(folder), joined.fingerprint),
+            packed=recipe.plan.packing is not None,
+            # Of a recording that is cut, or of a source that is mixed in more often than others.
+            repeated=recipe.chunks is not None or bool(recipe.plan.weights),
+            where=f"{recipe.where}, strings",
+        )
+
+    def roomy(self, shape: BucketShape, strings: int) -> BucketShape:
+        """Return the shape with room for the longest strings, of which a batch has so many for each key.
+
+        Raise a SettingsError if they may not fit into one tensor.
+        """
+        if not self._columns:
+            return shape
+        room = dict[str, int]()
+        for column in self._columns:
+            room[column.key] = nbytes = self._most_bytes(column, strings)
+            if nbytes > MOST_BYTES:
+                raise SettingsError(
+                    expected=f'at most {MOST_BYTES} bytes of "{column.key}" in a batch',
+                    got=f"up to {nbytes} for {strings} samples, the longest taken together",
+                    where=self._where,
+                    remedy="Lower the budget or the rows, or leave the key out.",
+                )
+        return replace(shape, lengths={**shape.lengths, **room})
+
+    def _most_bytes(self, column: StringColumn, strings: int) -> int:
+        """Return the most bytes that the tensor of so many strings takes, whichever samples they are of."""
+        longest = self._longest[column.key]
+        among = longest[: 1 if self._repeated else strings]
+        rest = (strings - len(among)) * int(among[-1]) if self._repeated or len(among) == len(longest) else 0
+        return bytes_needed(strings, int(among.sum()) + rest)
+
+    def find(self, planned: PlannedBatch, samples: NDArray[np.int64], shape: BucketShape) -> FoundStrings | None:
+        """Return the strings of a batch's samples, none if it is empty; None if the stream has no strings.
+
+        `shape` is the batch's as `roomy` returned it.
+        """
+        if not self._columns:
+            return None
+        places, each = np.arange(len(samples)), 1
+        if planned.rows is not None and len(samples):
+            # Rows ascend, so `searchsorted` finds the first sample of each one's row.
+            order = places - np.searchsorted(planned.rows, planned.rows)
+            each = int(order.max()) + 1
+            places = planned.rows * each + order
+        count = shape.rows * each
+        by_key = {column.key: column.of(samples) for column in self._columns}
+        needed = {key: bytes_needed(count, sum(map(len, strings))) for key, strings in by_key.items()}
+        room = {key: encoded_room(nbytes, shape.lengths[key]) for key, nbytes in needed.items()}
+        return FoundStrings(by_key, places, count, room)
+
+
+def _kept_sizes(columns: Sequence[StringColumn], keeper: Keeper, index: str) -> dict[str, NDArray[np.int64]]:
+    """Return the sizes of each column's longest strings, from the keeper or by a look at all of them."""
+    if not columns:
+        return {}
+    # By number, because a key may be anything and these are names of files in an archive.
+    names = {str(place): column for place, column in enumerate(sorted(columns, key=attrgetter("key")))}
+    arrays = keeper.load("strings", index)
+    if arrays is None:
+        arrays = {name: column.longest_sizes() for name, column in names.items()}
+        keeper.save("strings", index, arrays)
+    return {column.key: arrays[name].astype(np.int64) for name, column in names.items()}

@@ -1,0 +1,79 @@
+"""Strings of a batch as the bytes of one tensor: how many there are, where each ends, and their bytes.
+
+The tensor begins with two integers of four bytes: how many strings there are, and after how many bytes each of them
+ends; their UTF-8 follows, and zeros up to the tensor's end. A batch has a number of strings for each row, the same for
+all: one, or in packed rows as many as the fullest row has samples, with empty ones behind. Pure.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["MOST_BYTES", "bytes_needed", "encoded_room", "read_strings", "string_array", "write_strings"]
+
+#: The most bytes that the strings of one key may take in a batch, as their ends are 32-bit integers.
+MOST_BYTES = 2**31 - 1
+
+_INTEGER = np.dtype("<i4")
+#: A tensor's bytes are a power of two times this, so that batches of one stream have few layouts.
+_LEAST_ROOM = 512
+
+
+def bytes_needed(strings: int, nbytes: int) -> int:
+    """Return the bytes of a tensor for so many strings, which have so many bytes together."""
+    return _INTEGER.itemsize * (1 + strings) + nbytes
+
+
+def encoded_room(needed: int, most: int) -> int:
+    """Return the bytes that a tensor gets which needs so many: up to twice as many, but not above `most`."""
+    room = _LEAST_ROOM
+    while room < needed:
+        room *= 2
+    return min(room, most)
+
+
+def write_strings(strings: Sequence[bytes | memoryview], tensor: NDArray[np.uint8]) -> None:
+    """Write strings over all bytes of a tensor; raise ValueError, with it half written, if they need more of them."""
+    ends = np.empty(1 + len(strings), _INTEGER)
+    ends[0] = len(strings)
+    np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)), out=ends[1:])
+    start = ends.nbytes
+    stop = start + (int(ends[-1]) if strings else 0)
+    if stop > len(tensor):
+        raise ValueError(f"strings that take {stop} bytes do not fit into {len(tensor)}")
+    tensor[:start] = ends.view(np.uint8)
+    tensor[start:stop] = np.frombuffer(b"".join(strings), np.uint8)
+    tensor[stop:] = 0
+
+
+def read_strings(tensor: NDArray[np.uint8]) -> list[bytes]:
+    """Return the strings of all rows, one row after another; raise ValueError for bytes that are no such tensor."""
+    first = _INTEGER.itemsize
+    count = int(tensor[:first].view(_INTEGER)[0]) if len(tensor) >= first else -1
+    start = bytes_needed(count, 0)
+    if count < 0 or start > len(tensor):
+        raise ValueError(f"{count} strings in {len(tensor)} bytes")
+    ends = [0, *tensor[first:start].view(_INTEGER).tolist()]
+    raw = tensor[start : start + max(ends[-1], 0)].tobytes()
+    if len(raw) != ends[-1] or any(end < before for before, end in pairwise(ends)):
+        raise ValueError(f"strings that end at {ends[-1]} of {len(tensor) - start} bytes, or before they begin")
+    return [raw[before:end] for before, end in pairwise(ends)]
+
+
+def string_array(tensor: NDArray[np.uint8], shape: tuple[int, ...], *, as_bytes: bool = False) -> NDArray[np.object_]:
+    """Return the strings of a tensor of this shape as an array of `str` objects, or of `bytes` objects.
+
+    Raise ValueError for bytes that are no such tensor, or, without `as_bytes`, not UTF-8.
+    """
+    strings = read_strings(tensor)
+    array = np.empty(len(strings), object)
+    array[:] = strings if as_bytes else [string.decode() for string in strings]
+    return array.reshape(shape)
