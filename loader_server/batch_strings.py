@@ -1,8 +1,8 @@
 """The strings that come with a stream's batches: how many bytes they take, and those of one batch.
 
-Rules: a tensor's bytes follow from the plan and the index alone, so that all workers make the same batch. Each shape has
-room for the longest strings that a batch of it may have; a batch has what its own take, in steps of powers of two. A
-masked sample has an empty string, and so has a row without a sample.
+Rules: a tensor's bytes follow from the plan and the index alone, so that all workers make the same batch. Each shape
+has room for the longest strings that a batch of it may have; a batch has what its own take, in steps of powers of two.
+A masked sample has an empty string, and so has a row without a sample.
 """
 
 from __future__ import annotations

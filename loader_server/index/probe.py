@@ -76,9 +76,10 @@ class _Prober:
     def probe(self, piece: Any) -> Probed:
         """Return what one piece holds, after the size limit and the transforms, with the strings that batches get.
 
-        Rows that are too large or refused are bad, and those that lack such a string. Raise a DataError if measured fields differ between samples, a
-        ReadError if reading fails, a MachineError if memory ran out, a SettingsError if a transform's rule asks for a
-        length that is missing, and other errors of chain and source, such as an OSError if the disk fails.
+        Rows that are too large or refused are bad, and those that lack such a string. Raise a DataError if measured
+        fields differ between samples, a ReadError if reading fails, a MachineError if memory ran out, a SettingsError
+        if a transform's rule asks for a length that is missing, and other errors of chain and source, such as an
+        OSError if the disk fails.
         """
         found, chain = self._without_larger(self._source.probe(piece)), self._order.chain
         if strings := self._order.spec.of_job.strings:

@@ -45,7 +45,7 @@ def with_strings(found: Found, source: Source, keys: Sequence[str]) -> Found:
     A row is bad if its value is no string or is too long, or if its sample cannot be decoded where that is needed. A
     MemoryError, a ReadError and other errors of the source pass through.
     """
-    at_hand = {key: _at_hand(key, source) for key in keys} if found.rows else dict.fromkeys(keys, list[Any]())
+    at_hand = {key: _at_hand(key, source) if found.rows else [] for key in keys}
     values: dict[str, list[_Value]] = {
         key: [_as_string(key, value) for value in column] for key, column in at_hand.items() if column is not None
     }

@@ -48,7 +48,8 @@ STRING = "string"
 class Field:
     """One value of a sample: its dtype and shape; None is a padded axis: the first one, or the first two.
 
-    A field of strings has the shape () or, in packed rows, (None,): as many as the row has samples. `per_second` is the number of steps along the padded axis in a second of the recording (None: it has no time).
+    A field of strings has the shape () or, in packed rows, (None,): as many as the row has samples. `per_second` is the
+    number of steps along the padded axis in a second of the recording (None: it has no time).
     """
 
     key: str
@@ -129,6 +130,11 @@ class Layout:
             t.key: t.lies_in(payload) if t.dtype == STRING else np.ndarray(t.shape, t.dtype, payload, t.offset)
             for t in self.tensors
         }
+
+    @property
+    def strings(self) -> Iterator[Tensor]:
+        """Return the tensors of strings."""
+        return (tensor for tensor in self.tensors if tensor.dtype == STRING)
 
     def gaps(self) -> Iterator[slice]:
         """Yield the byte ranges between tensors, which are part of the payload and of its digest."""

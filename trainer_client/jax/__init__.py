@@ -65,10 +65,12 @@ class FeedArrays:
         return iter(self._given)
 
     def _array(self, array: NDArray[Any]) -> jax.Array | NDArray[Any]:
-        """Return the array as one of JAX, or as it is if JAX would cut its 64 bits.
+        """Return the array as one of JAX, or as it is if JAX would cut its 64 bits or it has strings.
 
         With a sharding, it is this process's part of an array of all processes. Errors of JAX pass through.
         """
+        if array.dtype == object:
+            return array
         if array.dtype.itemsize >= _WIDE and not jax.config.jax_enable_x64:
             return array
         if self._sharding is None:

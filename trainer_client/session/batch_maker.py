@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shared.wire.batch_layout import STRING
+from shared.wire.strings import string_array
 from trainer_client.batch import Batch, owned
 
 if TYPE_CHECKING:
@@ -48,7 +50,10 @@ class BatchMaker:
         """
         layout = self._layout_of(offered)
         data = self._bytes_of(offered, layout)
-        return Batch(layout.arrays(data), data, offered.header, settle, self._receiver, offered.built_by)
+        arrays = layout.arrays(data)
+        for tensor in layout.strings:
+            arrays[tensor.key] = string_array(arrays[tensor.key], tensor.shape)
+        return Batch(arrays, data, offered.header, settle, self._receiver, offered.built_by)
 
     def _layout_of(self, offered: OfferedBatch) -> Layout:
         layout = self._receiver.spec.layout(offered.header.shape)
@@ -76,9 +81,14 @@ class BatchMaker:
         layout = self._layout_of(offered_batches[0])
         if len(offered_batches) == 1:
             data = self._bytes_of(offered_batches[0], layout)
-            return {t.key: np.ndarray((1, *t.shape), t.dtype, data, t.offset) for t in layout.tensors if t.key in keys}
+            stacked = {key: array[None] for key, array in layout.arrays(data).items() if key in keys}
+            return stacked | {t.key: _stacked_strings(t, [data]) for t in layout.strings if t.key in keys}
         payloads = [self._receiver.memory.slot(offered.slot) for offered in offered_batches]
-        return {tensor.key: _stack_of(tensor, payloads) for tensor in layout.tensors if tensor.key in keys}
+        return {
+            tensor.key: _stacked_strings(tensor, payloads) if tensor.dtype == STRING else _stack_of(tensor, payloads)
+            for tensor in layout.tensors
+            if tensor.key in keys
+        }
 
     def _make_room(self) -> bool:
         """Ask a consumer that holds nearly all slots to let go; return False if this batch has to be copied out.
@@ -111,3 +121,15 @@ def _stack_of(tensor: Tensor, payloads: Sequence[NDArray[np.uint8]]) -> NDArray[
     for place, payload in zip(raw, payloads, strict=True):
         place[:] = tensor.lies_in(payload)
     return raw.view(tensor.dtype).reshape(len(payloads), *tensor.shape)
+
+
+def _stacked_strings(tensor: Tensor, payloads: Sequence[NDArray[np.uint8]]) -> NDArray[np.object_]:
+    """Return the strings of several batches as bytes; of packed rows, as many for each row as the fullest one has."""
+    batches = [string_array(tensor.lies_in(payload), tensor.shape, as_bytes=True) for payload in payloads]
+    widths = {batch.shape[1:] for batch in batches}
+    if len(widths) == 1:
+        return np.stack(batches)
+    stacked = np.full((len(batches), batches[0].shape[0], max(widths)[0]), b"", object)
+    for place, batch in zip(stacked, batches, strict=True):
+        place[:, : batch.shape[1]] = batch
+    return stacked

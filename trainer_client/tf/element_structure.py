@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.errors import SettingsError, require
-from shared.wire.batch_layout import layout_of
+from shared.wire.batch_layout import STRING, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from shared.wire.batch_layout import Tensor
     from trainer_client.session.feed_session import FeedSession
 
 __all__ = ["ElementStructure", "Keys", "assembler", "masked_batches", "shapes_of"]
@@ -124,17 +125,23 @@ def shapes_of(session: FeedSession) -> dict[str, tuple[int | None, ...]]:
 
 
 def _agreed(shapes: list[tuple[int, ...]]) -> tuple[int | None, ...]:
-    """Return the sizes that all shapes agree on, and None for the others."""
-    return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True))
+    """Return the sizes that all shapes agree on, and None for the others, and for those that differ in each batch."""
+    return tuple(sizes[0] if len(set(sizes)) == 1 and sizes[0] >= 0 else None for sizes in zip(*shapes, strict=True))
 
 
 def masked_batches(session: FeedSession) -> Iterator[dict[str, NDArray[np.generic]]]:
     """Yield a batch of each padded shape with all rows masked, largest first.
 
-    All values are 0, but for `tag`, which is -1.
+    All values are 0, but for `tag`, which is -1, and strings, which are empty.
     """
     layouts = sorted(
         (layout_of(session.spec.fields, shape) for shape in session.spec.shapes), key=lambda layout: -layout.nbytes
     )
     for layout in layouts:
-        yield {t.key: np.full(t.shape, _MASKED_TAG if t.key == "tag" else 0, t.dtype) for t in layout.tensors}
+        yield {tensor.key: _masked(tensor) for tensor in layout.tensors}
+
+
+def _masked(tensor: Tensor) -> NDArray[Any]:
+    if tensor.dtype == STRING:
+        return np.full([max(size, 1) for size in tensor.shape], b"", object)
+    return np.full(tensor.shape, _MASKED_TAG if tensor.key == "tag" else 0, tensor.dtype)

@@ -23,7 +23,7 @@ from loader_server.transforms.declare import Declaration
 from loader_server.transforms.on_columns import OfColumns
 from shared.errors import DataError, ReadError
 from shared.hashing import digest64
-from shared.wire.batch_layout import BucketShape, Field, fields_of_batch
+from shared.wire.batch_layout import Field, fields_of_batch
 from tests.support.in_memory import ColumnSource, GatheringSource, MemorySource, MemoryStream, Steps, memory_want
 from tests.support.transforms import Panic
 
@@ -242,17 +242,6 @@ def test_few_epochs_are_kept_open_the_latest(make: Callable[..., Builder]) -> No
     for epoch in (*range(9), *range(8, 0, -1), 0):
         assert builder.batches(epoch, 1) == 4
     assert builder.stream.plan.opened == [*((epoch, 1) for epoch in range(9)), (0, 1)]
-
-
-def test_layouts_are_kept_but_not_without_end(make: Callable[..., Builder], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loader_server.building.builder._LAYOUTS_KEPT", 2)
-    builder = make()
-    shapes = [BucketShape(rows=1, lengths={"tokens": length}) for length in (1, 2, 3)]
-    kept = builder._laid_out(shapes[0])[1]
-    assert builder._laid_out(shapes[0])[1] is kept
-    for shape in shapes:
-        assert builder._laid_out(shape)[1].nbytes == builder._laid_out(shape)[1].nbytes
-        assert len(builder._layouts) <= 2
 
 
 def test_no_digest_is_made_that_nobody_wants(make: Callable[..., Builder]) -> None:
