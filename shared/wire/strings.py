@@ -8,7 +8,7 @@ all: one, or in packed rows as many as the fullest row has samples, with empty o
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MOST_BYTES", "bytes_needed", "encoded_room", "read_strings", "string_array", "write_strings"]
+    from shared.wire.batch_layout import Layout
+
+__all__ = ["MOST_BYTES", "arrays_of", "bytes_needed", "encoded_room", "read_strings", "string_array", "write_strings"]
 
 #: The most bytes that the strings of one key may take in a batch, as their ends are 32-bit integers.
 MOST_BYTES = 2**31 - 1
@@ -77,3 +79,12 @@ def string_array(tensor: NDArray[np.uint8], shape: tuple[int, ...], *, as_bytes:
     array = np.empty(len(strings), object)
     array[:] = strings if as_bytes else [string.decode() for string in strings]
     return array.reshape(shape)
+
+
+def arrays_of(layout: Layout, payload: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    """Return views of a payload's tensors by key, and its strings as arrays of `str` objects.
+
+    Raise what `string_array` raises.
+    """
+    arrays: dict[str, NDArray[Any]] = layout.arrays(payload)
+    return arrays | {tensor.key: string_array(arrays[tensor.key], tensor.shape) for tensor in layout.strings}

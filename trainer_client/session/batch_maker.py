@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared.wire.batch_layout import STRING
-from shared.wire.strings import string_array
+from shared.wire.strings import arrays_of, string_array
 from trainer_client.batch import Batch, owned
 
 if TYPE_CHECKING:
@@ -50,10 +50,7 @@ class BatchMaker:
         """
         layout = self._layout_of(offered)
         data = self._bytes_of(offered, layout)
-        arrays = layout.arrays(data)
-        for tensor in layout.strings:
-            arrays[tensor.key] = string_array(arrays[tensor.key], tensor.shape)
-        return Batch(arrays, data, offered.header, settle, self._receiver, offered.built_by)
+        return Batch(arrays_of(layout, data), data, offered.header, settle, self._receiver, offered.built_by)
 
     def _layout_of(self, offered: OfferedBatch) -> Layout:
         layout = self._receiver.spec.layout(offered.header.shape)

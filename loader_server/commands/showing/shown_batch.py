@@ -21,6 +21,7 @@ from loader_server.transforms.generators import RecordingGenerator
 from shared.errors import SampleError, SettingsError
 from shared.wire.message_parts import Ticket
 from shared.wire.messages import Want
+from shared.wire.strings import arrays_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ class Sound:
 class ShownSample:
     """A sample of a batch: its row and offset there, its texts, draws and sound.
 
-    `texts` are the strings of the raw sample, `drawn` the transforms' random draws with the transforms' names, and
+    `texts` are the strings of the raw sample and those that come with batches, `drawn` the transforms' random draws with the transforms' names, and
     `sound` is its last value that is a sound. A masked sample has what there was before the error.
     """
 
@@ -129,7 +130,7 @@ def build_batch(stream: Stream, position: BatchNumber, culprits: Iterable[tuple[
         position=position,
         batches=batches,
         bucket=prepared.planned.bucket,
-        arrays=prepared.layout.arrays(payload),
+        arrays=arrays_of(prepared.layout, payload),
         samples=tuple(_samples(stream, position, prepared, masked.errors)),
         rows=built.rows,
         digest=built.digest,
@@ -165,7 +166,8 @@ def _samples(
     samples = prepared.samples.tolist()
     rows = range(len(samples)) if planned.rows is None else planned.rows.tolist()
     offsets = [0] * len(samples) if planned.offsets is None else planned.offsets.tolist()
-    for row, offset, number in zip(rows, offsets, samples, strict=True):
+    strings = {} if prepared.strings is None else prepared.strings.by_key
+    for at, (row, offset, number) in enumerate(zip(rows, offsets, samples, strict=True)):
         inner = _InsideSample(stream, position.epoch, number)
         error = errors.get(number)
         if error is None or error.reason != "kills_decoder":
@@ -178,7 +180,7 @@ def _samples(
             name=stream.source.name(number),
             place=f"{where}, line {line}",
             error=error,
-            texts=inner.texts,
+            texts=inner.texts | {key: column[at].tobytes().decode() for key, column in strings.items()},
             drawn=inner.drawn,
             sound=inner.sound,
         )
