@@ -6,7 +6,7 @@ interface.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +86,13 @@ class ExaminedSource:
             )
             self.made[place] = make_index(request)
         return self.made[place], place
+
+    def indexed_with_strings(self, keys: tuple[str, ...]) -> Index:
+        """Return an index with the strings of these keys, made anew; raise what making or opening it raises."""
+        spec = replace(self.case.spec, of_job=replace(self.case.spec.of_job, strings=keys))
+        folder = self.folder / "index-strings"
+        make_index(IndexRequest(folder=folder, spec=spec, source=spec.make(), processes=1))
+        return open_index(folder)
 
     @cached_property
     def index(self) -> Index:

@@ -6,17 +6,13 @@ sample's number. One that fails does not keep others from being tried.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 import json
 import random
 import re
 import threading
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from multiprocessing import get_context
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,20 +23,22 @@ from loader_server.conformance.case import (
     SourceCase,
     Violation,
     content_of,
-    contents_elsewhere,
     read_all,
     require,
 )
+from loader_server.conformance.life_checks import LIFE_CHECKS
 from loader_server.index.folder import open_index
+from loader_server.index.string_columns import column_of_strings
 from loader_server.sources.batch_columns import Ragged
 from loader_server.sources.chunks.cutting import rate_keys
 from loader_server.sources.source import Chunk
-from shared.errors import DataError, SettingsError, StokerError
+from shared.errors import SettingsError, StokerError
 from shared.settings.tables import read_table
 from shared.wire.batch_layout import BucketShape, fields_of_batch, layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from loader_server.sources.batch_columns import Column
     from shared.wire.batch_layout import Field
@@ -412,89 +410,29 @@ def _out_of_range(examined: ExaminedSource) -> None:
         raise Violation(f"number {number} of {total} samples was {use}")
 
 
-# --- its life ---
+def _strings(examined: ExaminedSource) -> None:
+    """Strings that batches ask for are those of the samples and of the source's columns.
 
-
-def _opening_again(examined: ExaminedSource) -> None:
-    """Opening again gives the same samples.
-
-    Raise a Violation for other fields, bytes, contents or names. Errors of the source pass through.
+    Raise a Violation for the first that differs, or if there are fewer samples with them; raise NotTried if there are
+    no strings. Errors of indexing and of the source pass through.
     """
-    again = examined.open()
-    require(again.fields == examined.source.fields, "other fields")
-    for sample, raw in zip(examined.numbers, read_all(again, examined.numbers), strict=True):
-        require(raw == examined.raw[sample], f"sample {sample} has other bytes")
-        require(content_of(again.decode(sample, raw)) == examined.contents[sample], f"sample {sample} is another one")
-        require(again.name(sample) == examined.source.name(sample), f"sample {sample} has another name")
-    again.close()
-
-
-def _elsewhere(examined: ExaminedSource) -> None:
-    """A new process that gets name and settings makes the same of every sample.
-
-    Raise a Violation for the first that differs in a spawned process. Errors of the source pass through, from there
-    too.
-    """
-    _, index = examined.indexed(1, 0)
-    # Not forked: it would inherit what this process has read and opened, and a source may lean on that.
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        got = pool.submit(contents_elsewhere, examined.case.spec, index, examined.numbers).result()
-    for sample, content in zip(examined.numbers, got, strict=True):
-        require(content == examined.contents[sample], f"sample {sample} differs there")
-
-
-def _nothing_open(examined: ExaminedSource) -> None:
-    """Nothing is left open.
-
-    Raise a Violation with files that are open only after a source was used and closed. Errors of the source pass
-    through.
-    """
-    gc.collect()
-    # Counted after a collection: garbage of earlier checks must not close files in between.
-    before = _open_files()
-    source = examined.open()
-    for sample, raw in zip(examined.numbers, read_all(source, examined.numbers), strict=True):
-        source.decode(sample, raw)
-    source.close()
-    del source
-    gc.collect()
-    left = _open_files() - before
-    require(not left, f"after close() these are still open: {sorted(left)[:5]}")
-
-
-def _open_files() -> set[str]:
-    files = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
-            files.add(f"{descriptor.name} {descriptor.readlink()}")
-    return files
-
-
-def _changed_data(examined: ExaminedSource) -> None:
-    """Data that changed since they were indexed are refused.
-
-    Raise a Violation if the same data have two stamps, changed data keep theirs, or using them raises neither DataError
-    nor OSError; raise NotTried if the case cannot change its data. Other errors pass through.
-    """
-    if examined.case.change is None:
-        raise NotTried("no way to change these data was given")
-    _ = examined.contents  # opened and read once, so that a refusal below is due to the change
-    before = examined.case.spec.make().stamp()
-    require(before == examined.case.spec.make().stamp(), "the same data have two stamps")
-    examined.case.change()
-    require(not before or before != examined.case.spec.make().stamp(), "the changed data have the stamp of the old")
-    try:
-        source = examined.open()
-        read_all(source, examined.numbers)
-    except (DataError, OSError):
-        return
-    raise Violation("the changed data were opened and read")
+    held = [{key for key, value in values.items() if isinstance(value, str)} for values in examined.decoded.values()]
+    of_samples, columns = set.intersection(*held) if held else set[str](), examined.source.columns
+    keys = tuple(sorted({*of_samples, *columns}))
+    if not keys:
+        raise NotTried("it has no strings")
+    index = examined.indexed_with_strings(keys)
+    require(index.samples == examined.index.samples, f"of {examined.index.samples} samples {index.samples} are left")
+    for key in keys:
+        got = index.indexed.strings[column_of_strings(key)]
+        for sample, values in examined.decoded.items():
+            expected = values[key] if key in of_samples else columns[key][sample]
+            require(got[sample] == expected, f'"{key}" of sample {sample} is {got[sample]!r}, not {expected!r}')
 
 
 #: In this order: the last one changes the data.
 CHECKS: tuple[Callable[[ExaminedSource], None], ...] = (
     *(_same_index, _rows_count, _plain_facts, _lengths, _padded_have_lengths, _bad_rows, _unknown_setting),
     *(_fields, _any_order, _many_at_once, _from_threads, _decoding_again, _decoding_all, _gathering, _chunks),
-    *(_names, _identities, _parts),
-    *(_out_of_range, _opening_again, _elsewhere, _nothing_open, _changed_data),
+    *(_names, _identities, _parts, _strings, _out_of_range, *LIFE_CHECKS),
 )

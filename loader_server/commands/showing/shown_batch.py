@@ -60,8 +60,9 @@ class Sound:
 class ShownSample:
     """A sample of a batch: its row and offset there, its texts, draws and sound.
 
-    `texts` are the strings of the raw sample and those that come with batches, `drawn` the transforms' random draws with the transforms' names, and
-    `sound` is its last value that is a sound. A masked sample has what there was before the error.
+    `texts` are the strings of the raw sample and those that come with batches, `drawn` the transforms' random draws
+    with the transforms' names, and `sound` is its last value that is a sound. A masked sample has what there was before
+    the error.
     """
 
     row: int

@@ -91,6 +91,8 @@ class _Prediction:
         self.predicted = 0
         self._session = feed._session
         self._feed = feed
+        #: The keys of strings, which come out beside the outputs.
+        self._strings = [field.key for field in feed._session.spec.fields if field.is_string]
         self._sink = sink
         _refuse_stream(order, feed)
         module = order.module
@@ -147,11 +149,13 @@ class _Prediction:
             SAMPLE: samples.astype(np.int64),
             TAG: np.array(self._session.receiver.ask_names(samples.tolist()), np.str_),
             MASKED: batch["weight"][there] == 0,
-            **{name: output[there] for name, output in outputs.items()},
+            **{key: batch[key][there].astype(np.str_) for key in self._strings},
         }
-        if len(columns) != 3 + len(outputs):
+        own = list(columns)
+        columns |= {name: output[there] for name, output in outputs.items()}
+        if len(columns) != len(own) + len(outputs):
             raise DataError(
-                expected=f"outputs with names other than {SAMPLE}, {TAG}, {MASKED}", got=", ".join(outputs),
+                expected=f"outputs with names other than {', '.join(own)}", got=", ".join(outputs),
                 where="the model", remedy="Give the model's outputs other names.",
             )  # fmt: skip
         self.predicted += int(np.count_nonzero(~columns[MASKED]))
