@@ -450,20 +450,20 @@ def _parts(joined: SourceSet, recipe: StreamRecipe) -> tuple[int, ...]:
 
 
 def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
-    """Raise a SettingsError if outputs share a name, or `length` is given and names no output with a padded axis.
+    """Raise a SettingsError if outputs or strings share a name, or `length` is given and names no output with a padded axis.
 
     Raise it as well for a budget in samples if no output is made of recordings. The names weight, tag, reset and
     <key>_length for each padded key are taken already, as every batch has them, and so is <key>_width where two axes
     are padded.
     """
-    made = [field.key for field in (*fields_of_batch(fields), RESET)]
+    made = [*(field.key for field in (*fields_of_batch(fields), RESET)), *recipe.settings.strings]
     twice = sorted({key for key in made if made.count(key) > 1})
     if twice:
         raise SettingsError(
             expected="outputs with names other than weight, tag, reset, <key>_length, <key>_width, which batches have",
             got=", ".join(twice),
-            where=f"{recipe.where}, transforms",
-            remedy="Give the output another name.",
+            where=f"{recipe.where}, transforms" + (" and strings" if recipe.settings.strings else ""),
+            remedy="Give the output another name, or leave the key out of strings.",
         )
     _refuse_wide(recipe, fields)
     padded = [field.key for field in fields if field.padded]

@@ -61,6 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = job_with_texts(folder, {}, transform="raises", samples=SAMPLES, job='heartbeat_timeout = "1 s"')
     with job.open("a") as file:
         file.write('\n[streams.shared]\nlike = "train"\norder = "sorted"\nmode = "queue"\n')
+        file.write('\n[streams.named]\nlike = "train"\norder = "sorted"\nmode = "queue"\nstrings = ["path"]\n')
         file.write('\n[streams.unordered]\nlike = "train"\nevaluation = false\nmode = "queue"\n')
     (folder / "times.py").write_text(MODULE)
     (folder / "silent.py").write_text("from times import feed_keys, model")
@@ -116,6 +117,16 @@ def test_trainers_of_which_one_is_killed_write_each_sample_once_and_in_order(fol
     assert lines_of(output) == expected(3.0)
     assert sum(one.pop("predicted_here") for one in told) == GOOD
     assert told == [{"stream": "shared", "samples": GOOD, "masked": len(BAD)}] * 2
+
+
+def test_strings_of_the_stream_come_out_beside_the_outputs(folder: Path, endpoint: str) -> None:
+    output = folder / "named.jsonl"
+    code, _, complained = start(folder, endpoint, "--output", str(output), "--stream", "named").ended()
+    assert code == 0, complained
+    wanted = [{**row, "path": row["tag"]} for row in expected(3.0)]
+    assert [json.dumps(row, sort_keys=True) for row in lines_of(output)] == [
+        json.dumps(row, sort_keys=True) for row in wanted
+    ]
 
 
 def test_parquet_has_the_same_rows_and_what_is_done_already_is_not_done_again(folder: Path, endpoint: str) -> None:

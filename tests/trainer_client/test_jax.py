@@ -82,3 +82,9 @@ def test_its_state_goes_on_where_it_was(ends, feed, adapter):
 
 def test_ranks_are_jaxs_processes(adapter):
     assert adapter.ranks() == {"rank": 0, "world": 1}
+
+
+def test_strings_are_no_tensors(feed, adapter):
+    texts = np.array([["a", "ü"], ["", "b"]], object)
+    made = adapter.FeedArrays(feed)._array(texts)
+    assert made.tolist() == [["a", "ü"], ["", "b"]]

@@ -75,3 +75,9 @@ def test_ranks_are_the_environments(monkeypatch, adapter):
         adapter.ranks()
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert adapter.ranks() == {"rank": 2, "world": 4}
+
+
+def test_strings_are_no_tensors(feed, adapter):
+    texts = np.array([["a", "ü"], ["", "b"]], object)
+    made = adapter.FeedTensors(feed)._tensor(texts)
+    assert made == [["a", "ü"], ["", "b"]]
