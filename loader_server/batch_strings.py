@@ -16,6 +16,7 @@ import numpy as np
 
 from loader_server.index.string_columns import StringColumn
 from loader_server.plan_keeper import PlanKeeper
+from loader_server.sources.batch_columns import Ragged
 from shared.errors import SettingsError
 from shared.wire.batch_layout import STRING, Field
 from shared.wire.strings import MOST_BYTES, bytes_needed, encoded_room, write_strings
@@ -36,10 +37,11 @@ __all__ = ["BatchStrings", "FoundStrings"]
 
 @dataclass(frozen=True, slots=True)
 class FoundStrings:
-    """The strings of one batch, by key, for each of its samples."""
+    """The strings of one batch."""
 
-    by_key: Mapping[str, Sequence[memoryview]]
-    #: The place of each sample's string among all of the batch, and how many places there are.
+    #: By key, the UTF-8 of all samples' strings.
+    by_key: Mapping[str, Ragged]
+    #: The place of each sample's string among all of the batch, ascending, and how many places there are.
     places: NDArray[np.int64]
     count: int
     #: The bytes of each key's tensor.
@@ -47,13 +49,24 @@ class FoundStrings:
 
     def write(self, tensors: Mapping[str, NDArray[np.uint8]], masked: Collection[int]) -> None:
         """Write all bytes of the tensors; samples at the positions in `masked` get an empty string."""
-        places = self.places.tolist()
         for key, strings in self.by_key.items():
-            placed: list[bytes | memoryview] = [b""] * self.count
-            for at, (place, string) in enumerate(zip(places, strings, strict=True)):
-                if at not in masked:
-                    placed[place] = string
-            write_strings(placed, tensors[key])
+            kept = _without(strings, masked) if masked else strings
+            sizes = np.zeros(self.count, np.int64)
+            sizes[self.places] = kept.lengths
+            write_strings(sizes, kept.values, tensors[key])
+
+    def of(self, at: int) -> dict[str, str]:
+        """Return the strings of the sample at a position, by key."""
+        ends = {key: np.append(0, np.cumsum(strings.lengths)) for key, strings in self.by_key.items()}
+        spans = {key: slice(int(end[at]), int(end[at + 1])) for key, end in ends.items()}
+        return {key: self.by_key[key].values[span].tobytes().decode() for key, span in spans.items()}
+
+
+def _without(strings: Ragged, masked: Collection[int]) -> Ragged:
+    """Return the strings with empty ones at these positions."""
+    kept = np.ones(len(strings.lengths), np.bool_)
+    kept[list(masked)] = False
+    return Ragged(strings.values[np.repeat(kept, strings.lengths)], strings.lengths * kept)
 
 
 class BatchStrings:
@@ -134,7 +147,7 @@ class BatchStrings:
             places = planned.rows * each + order
         count = shape.rows * each
         by_key = {column.key: column.of(samples) for column in self._columns}
-        needed = {key: bytes_needed(count, sum(map(len, strings))) for key, strings in by_key.items()}
+        needed = {key: bytes_needed(count, len(strings.values)) for key, strings in by_key.items()}
         room = {key: encoded_room(nbytes, shape.lengths[key]) for key, nbytes in needed.items()}
         return FoundStrings(by_key, places, count, room)
 

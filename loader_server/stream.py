@@ -450,7 +450,7 @@ def _parts(joined: SourceSet, recipe: StreamRecipe) -> tuple[int, ...]:
 
 
 def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
-    """Raise a SettingsError if outputs or strings share a name, or `length` is given and names no output with a padded axis.
+    """Raise a SettingsError if outputs or strings share a name, or `length` names no output with a padded axis.
 
     Raise it as well for a budget in samples if no output is made of recordings. The names weight, tag, reset and
     <key>_length for each padded key are taken already, as every batch has them, and so is <key>_width where two axes

@@ -8,9 +8,11 @@ its source, before any transform; of a chunk they are those of its recording.
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+
+from loader_server.sources.batch_columns import Ragged, interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +30,8 @@ LONGEST_STRING = 2**20
 #: The longest strings whose sizes bound those of a batch: without them, a batch of 1 000 strings would count as 1 000
 #: of the longest.
 _LONGEST = 2**16
+#: From this mean size on, strings are copied one by one.
+_LONG = 256
 #: Strings whose sizes are in memory at once.
 _BLOCK = 2**22
 
@@ -47,18 +51,18 @@ class StringColumn:
         #: The first sample of each source, and the number of all samples.
         self._starts = np.array([0, *accumulate(source.samples for source in self._sources)])
 
-    def of(self, samples: NDArray[np.int64]) -> list[memoryview]:
-        """Return the UTF-8 of these samples' strings; the numbers have to be in range, which is not checked."""
-        strings: list[memoryview] = [memoryview(b"")] * len(samples)
+    def of(self, samples: NDArray[np.int64]) -> Ragged:
+        """Return the UTF-8 of these samples' strings; numbers have to be in range, which is not checked."""
+        if len(self._columns) == 1:
+            return _gathered(self._columns[0], self._sources[0].indexed_samples(samples))
         members = np.searchsorted(self._starts, samples, side="right") - 1
-        for member in np.unique(members).tolist():
-            column, places = self._columns[member], np.flatnonzero(members == member)
-            rows = self._sources[member].indexed_samples(samples[places] - self._starts[member])
-            text = memoryview(column.blob)
-            starts, stops = column.starts[rows].tolist(), column.starts[rows + 1].tolist()
-            for place, start, stop in zip(places.tolist(), starts, stops, strict=True):
-                strings[place] = text[start:stop]
-        return strings
+        strings: list[Ragged] = []
+        places: list[NDArray[np.int64]] = []
+        for member, (column, source) in enumerate(zip(self._columns, self._sources, strict=True)):
+            places.append(np.flatnonzero(members == member))
+            own = samples[places[-1]] - self._starts[member]
+            strings.append(_gathered(column, source.indexed_samples(own)))
+        return cast("Ragged", interleaved(strings, places))
 
     def longest_sizes(self) -> NDArray[np.int64]:
         """Return the bytes of the longest strings of all samples, the longest first, of at most 65 536."""
@@ -68,3 +72,18 @@ class StringColumn:
                 sizes = np.diff(column.starts[start : start + _BLOCK + 1])
                 longest = np.sort(np.concatenate([longest, sizes]))[::-1][:_LONGEST]
         return longest
+
+
+def _gathered(column: Strings, rows: NDArray[np.int64]) -> Ragged:
+    """Return the UTF-8 of a column's strings at these rows."""
+    starts = column.starts[rows]
+    sizes = column.starts[rows + 1] - starts
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if len(ends) else 0
+    if total > len(rows) * _LONG:
+        spans = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+        return Ragged(np.concatenate([column.blob[start:stop] for start, stop in spans]), sizes)
+    # For each byte, its place in the column: without a step of Python for each string.
+    places = np.repeat(starts - ends + sizes, sizes)
+    places += np.arange(total)
+    return Ragged(column.blob[places], sizes)

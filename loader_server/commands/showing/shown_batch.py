@@ -167,7 +167,6 @@ def _samples(
     samples = prepared.samples.tolist()
     rows = range(len(samples)) if planned.rows is None else planned.rows.tolist()
     offsets = [0] * len(samples) if planned.offsets is None else planned.offsets.tolist()
-    strings = {} if prepared.strings is None else prepared.strings.by_key
     for at, (row, offset, number) in enumerate(zip(rows, offsets, samples, strict=True)):
         inner = _InsideSample(stream, position.epoch, number)
         error = errors.get(number)
@@ -181,7 +180,7 @@ def _samples(
             name=stream.source.name(number),
             place=f"{where}, line {line}",
             error=error,
-            texts=inner.texts | {key: column[at].tobytes().decode() for key, column in strings.items()},
+            texts=inner.texts | (prepared.strings.of(at) if prepared.strings is not None else {}),
             drawn=inner.drawn,
             sound=inner.sound,
         )

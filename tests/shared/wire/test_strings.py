@@ -24,8 +24,13 @@ TEXTS = st.lists(st.text(max_size=30), max_size=20)
 def written(texts: list[str], spare: int = 0) -> np.ndarray:
     strings = [text.encode() for text in texts]
     tensor = np.full(bytes_needed(len(strings), sum(map(len, strings))) + spare, 0xA5, np.uint8)
-    write_strings(strings, tensor)
+    write(strings, tensor)
     return tensor
+
+
+def write(strings: list[bytes], tensor: np.ndarray) -> None:
+    text = np.frombuffer(b"".join(strings), np.uint8)
+    write_strings(np.array([len(string) for string in strings], np.int64), text, tensor)
 
 
 @settings(deadline=None)
@@ -62,7 +67,7 @@ def test_strings_that_go_backwards_are_refused() -> None:
 
 def test_strings_without_room_are_refused() -> None:
     with pytest.raises(ValueError, match="9 bytes do not fit into 8"):
-        write_strings([b"a"], np.zeros(8, np.uint8))
+        write([b"a"], np.zeros(8, np.uint8))
 
 
 def test_room_grows_in_steps_up_to_the_most() -> None:
@@ -92,7 +97,7 @@ def test_strings_cross_the_network_whole(float32: str) -> None:
     )
     assert [tensor.nbytes for tensor in layout.strings] == [999]
     payload = np.zeros(layout.nbytes, np.uint8)
-    write_strings([b"one", b"", "zwölf".encode()], layout.arrays(payload)["text"])
+    write([b"one", b"", "zwölf".encode()], layout.arrays(payload)["text"])
     encoding = PayloadEncoding(float32=float32, compression="none")
     got = np.full(layout.nbytes, 0xA5, np.uint8)
     decode_payload(bytes(encode_payload(payload, layout, encoding)), layout, encoding, got)
