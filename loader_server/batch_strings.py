@@ -51,8 +51,10 @@ class FoundStrings:
         """Write all bytes of the tensors; samples at the positions in `masked` get an empty string."""
         for key, strings in self.by_key.items():
             kept = _without(strings, masked) if masked else strings
-            sizes = np.zeros(self.count, np.int64)
-            sizes[self.places] = kept.lengths
+            sizes = kept.lengths
+            if len(sizes) < self.count:
+                sizes = np.zeros(self.count, np.int64)
+                sizes[self.places] = kept.lengths
             write_strings(sizes, kept.values, tensors[key])
 
     def of(self, at: int) -> dict[str, str]:
@@ -153,7 +155,10 @@ class BatchStrings:
 
 
 def _kept_sizes(columns: Sequence[StringColumn], keeper: Keeper, index: str) -> dict[str, NDArray[np.int64]]:
-    """Return the sizes of each column's longest strings, from the keeper or by a look at all of them."""
+    """Return the sizes of each column's longest strings, from the keeper or by a look at all of them.
+
+    The columns note the size of their longest one.
+    """
     if not columns:
         return {}
     # By number, because a key may be anything and these are names of files in an archive.
@@ -162,4 +167,6 @@ def _kept_sizes(columns: Sequence[StringColumn], keeper: Keeper, index: str) -> 
     if arrays is None:
         arrays = {name: column.longest_sizes() for name, column in names.items()}
         keeper.save("strings", index, arrays)
+    for name, column in names.items():
+        column.note_longest(int(arrays[name].max(initial=0)))
     return {column.key: arrays[name].astype(np.int64) for name, column in names.items()}

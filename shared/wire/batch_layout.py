@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -117,7 +118,7 @@ class Tensor:
         return payload[self.offset : self.offset + self.nbytes]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """All tensors of a payload of `nbytes` bytes, in order of their offsets."""
 
@@ -126,15 +127,17 @@ class Layout:
 
     def arrays(self, payload: NDArray[np.uint8]) -> dict[str, NDArray[np.generic]]:
         """Return views of the payload, one for each tensor, without a copy; of strings, their bytes."""
-        return {
-            t.key: t.lies_in(payload) if t.dtype == STRING else np.ndarray(t.shape, t.dtype, payload, t.offset)
-            for t in self.tensors
-        }
+        numbers = {t.key: np.ndarray(t.shape, t.dtype, payload, t.offset) for t in self._numbers}
+        return numbers | {t.key: t.lies_in(payload) for t in self.strings} if self.strings else numbers
 
-    @property
-    def strings(self) -> Iterator[Tensor]:
+    @cached_property
+    def _numbers(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in self.tensors if tensor.dtype != STRING)
+
+    @cached_property
+    def strings(self) -> tuple[Tensor, ...]:
         """Return the tensors of strings."""
-        return (tensor for tensor in self.tensors if tensor.dtype == STRING)
+        return tuple(tensor for tensor in self.tensors if tensor.dtype == STRING)
 
     def gaps(self) -> Iterator[slice]:
         """Yield the byte ranges between tensors, which are part of the payload and of its digest."""

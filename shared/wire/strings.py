@@ -7,6 +7,7 @@ all: one, or in packed rows as many as the fullest row has samples, with empty o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from shared.wire.batch_layout import Layout
 
-__all__ = ["MOST_BYTES", "arrays_of", "bytes_needed", "encoded_room", "read_strings", "string_array", "write_strings"]
+__all__ = ["MOST_BYTES", "Strings", "arrays_of", "bytes_needed", "encoded_room", "read_strings", "write_strings"]
 
 #: The most bytes that the strings of one key may take in a batch, as their ends are 32-bit integers.
 MOST_BYTES = 2**31 - 1
@@ -57,10 +58,66 @@ def write_strings(sizes: NDArray[np.int64], text: NDArray[np.uint8], tensor: NDA
     tensor[stop:] = 0
 
 
+class Strings(Sequence[Any]):
+    """The strings of a batch: one for each row or, in packed rows, a list of as many as the fullest row has samples.
+
+    They are decoded when they are first looked at, and once. `np.asarray` makes an array of objects of them, `tolist`
+    a list. Looking at them raises ValueError if the bytes are no such tensor, or not UTF-8.
+    """
+
+    __slots__ = ("_array", "_shape", "_tensor")
+
+    def __init__(self, tensor: NDArray[np.uint8], shape: tuple[int, ...]) -> None:
+        self._tensor = tensor
+        self._shape = shape
+        self._array: NDArray[np.object_] | None = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's own
+        if self._array is None:
+            self._array = _as_array(_texts(*_ends_and_text(self._tensor)), self._shape)
+        return np.array(self._array, dtype, copy=copy)
+
+    def as_bytes(self) -> NDArray[np.object_]:
+        """Return the strings as an array of `bytes` objects, their UTF-8; raise ValueError if there are none."""
+        return _as_array(read_strings(self._tensor), self._shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the array that they make; raise ValueError if the bytes are no strings."""
+        return np.asarray(self).shape
+
+    def tolist(self) -> list[Any]:
+        """Return the strings as a list with an entry for each row; raise ValueError if there are none."""
+        return np.asarray(self).tolist()  # type: ignore[no-any-return] # a list, as the array has axes
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def __getitem__(self, at: Any) -> Any:
+        return np.asarray(self)[at]
+
+    def __eq__(self, other: object) -> Any:
+        return np.asarray(self) == np.asarray(other)
+
+    __hash__ = None  # type: ignore[assignment] # like an array
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
+
+
 def read_strings(tensor: NDArray[np.uint8]) -> list[bytes]:
     """Return the strings of all rows, one row after another; raise ValueError for bytes that are no such tensor."""
     ends, text = _ends_and_text(tensor)
     return [text[before:end] for before, end in pairwise(ends)]
+
+
+def _texts(ends: Sequence[int], raw: bytes) -> list[str]:
+    """Return the texts between these places; raise a UnicodeDecodeError if one is not UTF-8."""
+    if raw.isascii():
+        # Where each character is a byte, all are decoded at once: in a third of the time.
+        text = raw.decode()
+        return [text[before:end] for before, end in pairwise(ends)]
+    return [raw[before:end].decode() for before, end in pairwise(ends)]
 
 
 def _ends_and_text(tensor: NDArray[np.uint8]) -> tuple[list[int], bytes]:
@@ -70,36 +127,22 @@ def _ends_and_text(tensor: NDArray[np.uint8]) -> tuple[list[int], bytes]:
     start = bytes_needed(count, 0)
     if count < 0 or start > len(tensor):
         raise ValueError(f"{count} strings in {len(tensor)} bytes")
-    integers = tensor[first:start].view(_INTEGER)
-    ends = [0, *integers.tolist()]
+    ends = [0, *tensor[first:start].view(_INTEGER).tolist()]
     # Sorting what is sorted is quicker than looking at each pair.
     if sorted(ends) != ends or ends[-1] > len(tensor) - start:
         raise ValueError(f"strings that end at {ends[-1]} of {len(tensor) - start} bytes, or before they begin")
     return ends, tensor[start : start + ends[-1]].tobytes()
 
 
-def string_array(tensor: NDArray[np.uint8], shape: tuple[int, ...], *, as_bytes: bool = False) -> NDArray[np.object_]:
-    """Return the strings of a tensor of this shape as an array of `str` objects, or of `bytes` objects.
-
-    Raise ValueError for bytes that are no such tensor, or, without `as_bytes`, not UTF-8.
-    """
-    ends, raw = _ends_and_text(tensor)
-    array = np.empty(len(ends) - 1, object)
-    if as_bytes:
-        array[:] = [raw[before:end] for before, end in pairwise(ends)]
-    elif raw.isascii():
-        # Where each character is a byte, all are decoded at once: in a third of the time.
-        text = raw.decode()
-        array[:] = [text[before:end] for before, end in pairwise(ends)]
-    else:
-        array[:] = [raw[before:end].decode() for before, end in pairwise(ends)]
+def _as_array(strings: Sequence[str | bytes], shape: tuple[int, ...]) -> NDArray[np.object_]:
+    array = np.empty(len(strings), object)
+    array[:] = strings
     return array.reshape(shape)
 
 
-def arrays_of(layout: Layout, payload: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    """Return views of a payload's tensors by key, and its strings as arrays of `str` objects.
-
-    Raise what `string_array` raises.
-    """
-    arrays: dict[str, NDArray[Any]] = layout.arrays(payload)
-    return arrays | {tensor.key: string_array(arrays[tensor.key], tensor.shape) for tensor in layout.strings}
+def arrays_of(layout: Layout, payload: NDArray[np.uint8]) -> dict[str, Any]:
+    """Return views of a payload's tensors by key, and its strings."""
+    arrays: dict[str, Any] = layout.arrays(payload)
+    for tensor in layout.strings:
+        arrays[tensor.key] = Strings(arrays[tensor.key], tensor.shape)
+    return arrays

@@ -22,6 +22,7 @@ import tensorflow as tf
 from typing_extensions import Self
 
 from shared.malloc_tuning import keep_freed_memory
+from shared.wire.strings import Strings
 from trainer_client.tf import ctrl_c, exit_guard
 from trainer_client.tf.private_api import call_python
 
@@ -297,7 +298,7 @@ class Stacks:
         LostError.
         """
         if self.most == 1:
-            return next(batches)
+            return _plain(next(batches))
         stacked = batches.take_stacked(keys, self.most)
         return {key: _joined(array) for key, array in stacked.items()} if self.joined else stacked
 
@@ -307,6 +308,12 @@ class Stacks:
             return entered
         # `rebatch` survives tensors without elements, where `unbatch` would end the process.
         return entered.rebatch(1, drop_remainder=True) if self.joined else entered.unbatch()
+
+
+def _plain(batch: Mapping[str, Any]) -> Mapping[str, NDArray[np.generic]]:
+    """Return the arrays of a batch, with its strings, if it has any, as arrays of `bytes` objects."""
+    strings = {key: value.as_bytes() for key, value in batch.items() if isinstance(value, Strings)}
+    return {**batch, **strings} if strings else batch
 
 
 def _joined(stack: NDArray[Any]) -> NDArray[Any]:

@@ -131,7 +131,7 @@ def build_batch(stream: Stream, position: BatchNumber, culprits: Iterable[tuple[
         position=position,
         batches=batches,
         bucket=prepared.planned.bucket,
-        arrays=arrays_of(prepared.layout, payload),
+        arrays={key: np.asarray(value) for key, value in arrays_of(prepared.layout, payload).items()},
         samples=tuple(_samples(stream, position, prepared, masked.errors)),
         rows=built.rows,
         digest=built.digest,

@@ -149,7 +149,7 @@ class _Prediction:
             SAMPLE: samples.astype(np.int64),
             TAG: np.array(self._session.receiver.ask_names(samples.tolist()), np.str_),
             MASKED: batch["weight"][there] == 0,
-            **{key: batch[key][there].astype(np.str_) for key in self._strings},
+            **{key: np.asarray(batch[key])[there].astype(np.str_) for key in self._strings},
         }
         own = list(columns)
         columns |= {name: output[there] for name, output in outputs.items()}

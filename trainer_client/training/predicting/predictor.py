@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from shared.errors import DataError
@@ -40,7 +41,7 @@ class Predictor:
         do not fit the model, or if an output does not have a row for each row of the batch, and SettingsError if the
         batch lacks a key of the inputs. Errors of the model and of the user's `map` are passed on.
         """
-        tensors = {key: tf.convert_to_tensor(array) for key, array in arrays.items()}
+        tensors = {key: tf.convert_to_tensor(np.asarray(array)) for key, array in arrays.items()}
         if self._values is not None:
             if not self._model.built:
                 self._model(self._inputs(tensors))
