@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loader_server.index.string_columns import StringColumn
+from loader_server.index.string_columns import StringColumn, column_of_strings
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.sources.batch_columns import Ragged
 from shared.errors import SettingsError
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from loader_server.index.joined import SourceSet
     from loader_server.job_file import StreamRecipe
-    from loader_server.planning import Keeper, PlannedBatch
+    from loader_server.planning import PlannedBatch
+    from loader_server.planning.stages import Keeper
     from shared.wire.batch_layout import BucketShape
 
 __all__ = ["BatchStrings", "FoundStrings"]
@@ -98,7 +99,12 @@ class BatchStrings:
     @classmethod
     def of(cls, recipe: StreamRecipe, joined: SourceSet, folder: Path) -> BatchStrings:
         """Return the strings that a stream's table names; what takes long to find out is kept in its index's folder."""
-        columns = [StringColumn(key, joined.opened) for key in recipe.settings.strings]
+        columns = []
+        for key in recipe.settings.strings:
+            name = column_of_strings(key)
+            columns.append(
+                StringColumn(key, [(member.source, member.index.indexed.strings[name]) for member in joined.opened])
+            )
         return cls(
             columns,
             _kept_sizes(columns, PlanKeeper(folder), joined.fingerprint),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loader_server.index.column_files import Strings
-    from loader_server.index.joined import OpenedSource
+    from loader_server.sources.source import Source
 
 __all__ = ["LONGEST_STRING", "StringColumn", "column_of_strings"]
 
@@ -42,12 +42,12 @@ def column_of_strings(key: str) -> str:
 
 
 class StringColumn:
-    """The strings of one key, of all samples of a stream."""
+    """The strings of one key, of all samples of a stream; each source is given with the column of its index."""
 
-    def __init__(self, key: str, opened: Sequence[OpenedSource]) -> None:
+    def __init__(self, key: str, members: Sequence[tuple[Source, Strings]]) -> None:
         self.key = key
-        self._sources = [member.source for member in opened]
-        self._columns: list[Strings] = [member.index.indexed.strings[column_of_strings(key)] for member in opened]
+        self._sources = [source for source, _ in members]
+        self._columns = [column for _, column in members]
         #: The first sample of each source, and the number of all samples.
         self._starts = np.array([0, *accumulate(source.samples for source in self._sources)])
         #: The size of all strings, if a single source has them and they are known to have one, such as ids.

@@ -177,7 +177,7 @@ def _sized(field: Field, shape: BucketShape) -> tuple[str, str, tuple[int, ...],
 
 
 def narrowed(layout: Layout, dtypes: Mapping[str, str]) -> Layout:
-    """Return the layout of the same tensors with other dtypes of numbers in place of those that `dtypes` names."""
+    """Return the layout of the same tensors, with each dtype that `dtypes` names replaced by the one it has there."""
     return _laid_out(
         (t.key, dtypes[t.dtype], t.shape, math.prod(t.shape) * np.dtype(dtypes[t.dtype]).itemsize)
         if t.dtype in dtypes

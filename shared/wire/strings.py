@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shared.wire.batch_layout import Layout
 
-__all__ = ["MOST_BYTES", "Strings", "arrays_of", "bytes_needed", "encoded_room", "read_strings", "write_strings"]
+__all__ = ["MOST_BYTES", "StringArray", "arrays_of", "bytes_needed", "encoded_room", "read_strings", "write_strings"]
 
 #: The most bytes that the strings of one key may take in a batch, as their ends are 32-bit integers.
 MOST_BYTES = 2**31 - 1
@@ -58,7 +58,7 @@ def write_strings(sizes: NDArray[np.int64], text: NDArray[np.uint8], tensor: NDA
     tensor[stop:] = 0
 
 
-class Strings(Sequence[Any]):
+class StringArray(Sequence[Any]):
     """The strings of a batch: one for each row or, in packed rows, a list of as many as the fullest row has samples.
 
     They are decoded when they are first looked at, and once. `np.asarray` makes an array of objects of them, `tolist`
@@ -144,5 +144,5 @@ def arrays_of(layout: Layout, payload: NDArray[np.uint8]) -> dict[str, Any]:
     """Return views of a payload's tensors by key, and its strings."""
     arrays: dict[str, Any] = layout.arrays(payload)
     for tensor in layout.strings:
-        arrays[tensor.key] = Strings(arrays[tensor.key], tensor.shape)
+        arrays[tensor.key] = StringArray(arrays[tensor.key], tensor.shape)
     return arrays

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import trainer_client
-from shared.wire.strings import Strings, write_strings
+from shared.wire.strings import StringArray, write_strings
 from tests.support.loaders import wait_until
 from tests.support.lone_core import BATCHES
 
@@ -88,6 +88,6 @@ def test_ranks_are_jaxs_processes(adapter):
 def test_strings_are_no_tensors(feed, adapter):
     tensor = np.zeros(40, np.uint8)
     write_strings(np.array([1, 2, 0, 1]), np.frombuffer("aüb".encode(), np.uint8), tensor)
-    texts = Strings(tensor, (2, -1))
+    texts = StringArray(tensor, (2, -1))
     made = adapter.FeedArrays(feed)._array(texts)
     assert made.tolist() == [["a", "ü"], ["", "b"]]

@@ -10,7 +10,7 @@ import pytest
 
 import trainer_client
 from shared.errors import SettingsError
-from shared.wire.strings import Strings, write_strings
+from shared.wire.strings import StringArray, write_strings
 from tests.support.lone_core import BATCHES
 
 
@@ -81,6 +81,6 @@ def test_ranks_are_the_environments(monkeypatch, adapter):
 def test_strings_are_no_tensors(feed, adapter):
     tensor = np.zeros(40, np.uint8)
     write_strings(np.array([1, 2, 0, 1]), np.frombuffer("aüb".encode(), np.uint8), tensor)
-    texts = Strings(tensor, (2, -1))
+    texts = StringArray(tensor, (2, -1))
     made = adapter.FeedTensors(feed)._tensor(texts)
     assert made == [["a", "ü"], ["", "b"]]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shared.extras import pip_install
-from shared.wire.strings import Strings
+from shared.wire.strings import StringArray
 from trainer_client.given_batches import GivenBatches
 
 try:
@@ -65,12 +65,12 @@ class FeedArrays:
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._given)
 
-    def _array(self, array: NDArray[Any] | Strings) -> jax.Array | NDArray[Any] | Strings:
+    def _array(self, array: NDArray[Any] | StringArray) -> jax.Array | NDArray[Any] | StringArray:
         """Return the array as one of JAX, or as it is if JAX would cut its 64 bits or it has strings.
 
         With a sharding, it is this process's part of an array of all processes. Errors of JAX pass through.
         """
-        if isinstance(array, Strings):
+        if isinstance(array, StringArray):
             return array
         if array.dtype.itemsize >= _WIDE and not jax.config.jax_enable_x64:
             return array

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shared.wire.batch_layout import STRING
-from shared.wire.strings import Strings, arrays_of
+from shared.wire.strings import StringArray, arrays_of
 from trainer_client.batch import Batch, owned
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _stack_of(tensor: Tensor, payloads: Sequence[NDArray[np.uint8]]) -> NDArray[
 
 def _stacked_strings(tensor: Tensor, payloads: Sequence[NDArray[np.uint8]]) -> NDArray[np.object_]:
     """Return the strings of several batches as bytes; of packed rows, as many for each row as the fullest one has."""
-    batches = [Strings(tensor.lies_in(payload), tensor.shape).as_bytes() for payload in payloads]
+    batches = [StringArray(tensor.lies_in(payload), tensor.shape).as_bytes() for payload in payloads]
     widths = {batch.shape[1:] for batch in batches}
     if len(widths) == 1:
         return np.stack(batches)

@@ -22,7 +22,7 @@ import tensorflow as tf
 from typing_extensions import Self
 
 from shared.malloc_tuning import keep_freed_memory
-from shared.wire.strings import Strings
+from shared.wire.strings import StringArray
 from trainer_client.tf import ctrl_c, exit_guard
 from trainer_client.tf.private_api import call_python
 
@@ -312,7 +312,7 @@ class Stacks:
 
 def _plain(batch: Mapping[str, Any]) -> Mapping[str, NDArray[np.generic]]:
     """Return the arrays of a batch, with its strings, if it has any, as arrays of `bytes` objects."""
-    strings = {key: value.as_bytes() for key, value in batch.items() if isinstance(value, Strings)}
+    strings = {key: value.as_bytes() for key, value in batch.items() if isinstance(value, StringArray)}
     return {**batch, **strings} if strings else batch
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shared.errors import SettingsError
 from shared.extras import pip_install
-from shared.wire.strings import Strings
+from shared.wire.strings import StringArray
 from trainer_client.given_batches import GivenBatches
 
 try:
@@ -71,12 +71,12 @@ class FeedTensors(torch.utils.data.IterableDataset[dict[str, Any]]):
     def __reduce__(self) -> NoReturn:
         raise _read_elsewhere("one that is sent to another process")
 
-    def _tensor(self, array: NDArray[Any] | Strings) -> torch.Tensor | list[Any]:
+    def _tensor(self, array: NDArray[Any] | StringArray) -> torch.Tensor | list[Any]:
         """Return a tensor over the array's memory on the CPU, or a copy on another device; strings as lists.
 
         PyTorch's errors pass.
         """
-        if isinstance(array, Strings):
+        if isinstance(array, StringArray):
             return array.tolist()
         tensor = torch.from_numpy(array)
         return tensor if self._device.type == "cpu" else tensor.pin_memory().to(self._device, non_blocking=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shared.wire.batch_layout import BucketShape, Field, fields_of_batch, layout_of
 from shared.wire.payload import PayloadEncoding, decode_payload, encode_payload
 from shared.wire.strings import (
-    Strings,
+    StringArray,
     arrays_of,
     bytes_needed,
     encoded_room,
@@ -83,14 +83,14 @@ def test_room_grows_in_steps_up_to_the_most() -> None:
 
 
 def test_packed_rows_have_as_many_strings_each() -> None:
-    got = Strings(written(["a", "b", "ü", ""]), (2, -1))
+    got = StringArray(written(["a", "b", "ü", ""]), (2, -1))
     assert got.tolist() == [["a", "b"], ["ü", ""]]
     assert (len(got), got.shape, list(got[1]), got[0, 1]) == (2, (2, 2), ["ü", ""], "b")
     assert got.as_bytes().tolist() == [[b"a", b"b"], ["ü".encode(), b""]]
 
 
 def test_strings_are_a_sequence_and_an_array() -> None:
-    got = Strings(written(["a", "bc", ""]), (3,))
+    got = StringArray(written(["a", "bc", ""]), (3,))
     assert list(got) == ["a", "bc", ""]
     assert (got == ["a", "x", ""]).tolist() == [True, False, True]
     assert got[np.array([True, False, True])].tolist() == ["a", ""]
