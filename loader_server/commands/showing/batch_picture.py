@@ -158,7 +158,9 @@ def _span(batch: NDArray[Any]) -> tuple[float, float]:
 
 def _label(axes: Any, samples: list[ShownSample], row: int) -> None:
     errors = [sample.error for sample in samples if sample.error is not None]
-    names = ", ".join(sample.name for sample in samples) or "no sample"
-    text = f"{row}: {names[-_MOST_NAME:]}" + (f"\nmasked: {errors[0].reason}" if errors else "")
+    name = samples[0].name if samples else "no sample"
+    shown = name if len(name) <= _MOST_NAME else f"…{name[1 - _MOST_NAME :]}"
+    more = f" and {len(samples) - 1} more" if len(samples) > 1 else ""
+    text = f"{row}: {shown}{more}" + (f"\nmasked: {errors[0].reason}" if errors else "")
     colour = "tab:red" if errors else "0.6" if not samples else "black"
     axes.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=7, color=colour)
