@@ -87,6 +87,27 @@ def test_index_and_plan_speak_json(capsys: pytest.CaptureFixture[str], job: Path
     assert json.loads(out)["samples"] == 40
 
 
+@pytest.mark.parametrize("command", ["plan", "show"])
+def test_a_stream_is_named_by_an_option_and_may_stand_behind_the_job_file(
+    capsys: pytest.CaptureFixture[str], job: Path, command: str
+) -> None:
+    _run(capsys, "index", job)
+    train = _run(capsys, command, job, "--json")
+    assert (train[0], train[2]) == (0, "")
+    assert _run(capsys, command, job, "--stream", "train", "--json") == train
+    dev = _run(capsys, command, job, "--stream", "dev", "--json")
+    assert (dev[0], dev[2], dev[1] == train[1]) == (0, "", False)
+    code, out, err = _run(capsys, command, job, "dev", "--json")
+    assert (code, out) == dev[:2]
+    assert err == f"loader-server {command}: a stream is written --stream dev; it is taken here, too\n"
+    for words in ((job, "dev", "--stream", "train"), ("--stream", "train", job, "dev")):
+        code, out, err = _run(capsys, command, *words)
+        assert (code, out) == (2, "")
+        assert "expected one stream, got " in err
+    code, out, _ = _run(capsys, command, "--help")
+    assert (code, "[--stream STREAM]" in out, " [stream]" in out) == (0, True, False)
+
+
 def test_plan_names_the_sources_of_a_mixture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name, lines in (("corpus", 300), ("rare", 64)):
         (tmp_path / f"{name}.txt").write_text("".join(f"{name} {number}\n" for number in range(lines)))
