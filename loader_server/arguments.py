@@ -94,7 +94,7 @@ def _seconds_back(text: str) -> float:
     return seconds
 
 
-class _OneStream(argparse.Action):
+class _NamedStream(argparse.Action):
     """The stream of a command about one: after --stream or, as it may be written as well, behind the job file."""
 
     def __call__(
@@ -117,9 +117,9 @@ class _OneStream(argparse.Action):
 
 _JOB = _option("job", type=Path, help="the job file")
 _JSON = _option("--json", action="store_true", help="print one JSON object")
-_ONE_STREAM = (
-    _option("--stream", action=_OneStream, default="train", help="the stream (default: train)"),
-    _option("stream", nargs="?", action=_OneStream, default=argparse.SUPPRESS, help=argparse.SUPPRESS),
+_STREAM = (
+    _option("--stream", action=_NamedStream, default="train", help="the stream (default: train)"),
+    _option("stream", nargs="?", action=_NamedStream, default=argparse.SUPPRESS, help=argparse.SUPPRESS),
 )
 
 _LISTEN = (
@@ -229,7 +229,7 @@ COMMANDS = {
         keeps_to_processor=True,
         options=(
             _JOB,
-            *_ONE_STREAM,
+            *_STREAM,
             _option("--group", type=int, default=0, help="batches of one shape in a row; 0: the job file's, or 1"),
             _option("--epoch", type=int, default=0, help="the epoch (default: 0)"),
             _option("--find", default="", metavar="NAME", help="show which batch has the sample of this name"),
@@ -246,7 +246,7 @@ COMMANDS = {
         keeps_to_processor=True,
         options=(
             _JOB,
-            *_ONE_STREAM,
+            *_STREAM,
             _option("--epoch", type=_number, default=0, metavar="N", help="the epoch (default: 0)"),
             _option("--batch", type=_number, default=0, metavar="N", help="the batch's number (default: 0)"),
             _option(

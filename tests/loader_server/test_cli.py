@@ -69,6 +69,25 @@ def test_index_reports_each_bad_row_with_its_line_and_strict_refuses(
     assert "expected only good rows, as --strict asks, got 5 bad of 42" in err
 
 
+def test_files_that_come_back_are_mentioned_before_a_job_is_served_and_taken_in_by_index(
+    capsys: pytest.CaptureFixture[str], job: Path
+) -> None:
+    clips, away = job.parent / "clips", job.parent / "away"
+    away.mkdir()
+    for name in ("00001.wav", "00002.wav", "00003.wav"):
+        (clips / name).rename(away / name)
+    assert "train: 37 samples of 40 rows" in _run(capsys, "index", job)[1]
+    assert _run(capsys, "index", job, "--missing") == (0, "", "")
+    (away / "00001.wav").rename(clips / "00001.wav")
+    words = "[streams.train]: 1 row is left out whose file is there now: loader-server index takes them in\n"
+    assert words in _run(capsys, "index", job, "--missing")[2]
+    (away / "00003.wav").rename(clips / "00003.wav")
+    words = "[streams.train]: 2 rows are left out whose files are there now: loader-server index takes them in\n"
+    assert words in _run(capsys, "index", job, "--missing")[2]
+    assert "train: 39 samples of 40 rows" in _run(capsys, "index", job)[1]
+    assert _run(capsys, "index", job, "--missing") == (0, "", "")
+
+
 def test_indexing_again_does_nothing_while_the_data_are_the_same_unless_forced(
     capsys: pytest.CaptureFixture[str], job: Path
 ) -> None:
