@@ -123,7 +123,7 @@ def _show_returned(job: JobFile, recipe: StreamRecipe) -> None:
 
 
 def _is_back(row: BadRow) -> bool:
-    """Return whether the file is there that a row named in vain; False as well if no file is told from the detail."""
+    """Return whether the file is there that a row named in vain; False as well if the detail ends in no path."""
     return Path(row.detail.rpartition(": ")[2]).is_file()
 
 
