@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 import shared
+
+#: As in `typing`, which takes as long to import as all that a command imports before it handles signals.
+TYPE_CHECKING = False
 
 if getattr(shared, "DISTRIBUTION", None) != "stoker":
     raise ImportError(
@@ -17,6 +17,8 @@ if getattr(shared, "DISTRIBUTION", None) != "stoker":
     )
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from loader_server.commands.showing.opened_job import open_job as open  # noqa: A004 - like tarfile.open
 
 __all__ = ["open"]
@@ -27,6 +29,8 @@ def __getattr__(name: str) -> Any:
 
     Raise AttributeError for any other name; errors of the import pass through.
     """
+    from importlib import import_module  # not above, for the same reason as `typing`
+
     if name == "open":
         return import_module("loader_server.commands.showing.opened_job").open_job
     raise AttributeError(f"module 'loader_server' has no attribute {name!r}")

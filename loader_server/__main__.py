@@ -1,6 +1,6 @@
-"""The program `loader-server`, and `python -m loader_server`: SIGTERM is handled before anything slow is imported."""
+"""The program `loader-server`, and `python -m loader_server`: signals are handled before anything slow is imported."""
 
-from shared.early_sigterm import end_at_sigterm
+from shared.early_signals import end_at_signals
 
 __all__ = ["main"]
 
@@ -8,9 +8,10 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code.
 
-    Errors of ours and refusals of the system are printed; other exceptions are raised.
+    Ctrl-C ends it with code 130, and SIGTERM with 143, even while modules are imported. Errors of ours and refusals of
+    the system are printed; other exceptions are raised.
     """
-    end_at_sigterm()
+    end_at_signals()
     from loader_server.cli import main as run_command  # a slow import
 
     run_command()

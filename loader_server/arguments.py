@@ -7,6 +7,7 @@ commands start without its modules.
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shared.commands import add_common_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from shared.metrics.listening import Listening
 
@@ -93,11 +94,33 @@ def _seconds_back(text: str) -> float:
     return seconds
 
 
+class _NamedStream(argparse.Action):
+    """The stream of a command about one: after --stream or, as it may be written as well, behind the job file."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the stream; if it stands behind the job file, print the other way; two streams are wrong usage."""
+        stream, other = str(values), getattr(namespace, "named_stream", values)
+        if stream != other:
+            parser.error(f"expected one stream, got {other} and {stream}")
+        if option_string is None:
+            print(f"{parser.prog}: a stream is written --stream {stream}; it is taken here, too", file=sys.stderr)
+        namespace.stream = namespace.named_stream = stream
+
+
 # --- options of several commands ---
 
 _JOB = _option("job", type=Path, help="the job file")
 _JSON = _option("--json", action="store_true", help="print one JSON object")
-_STREAM_HELP = "the stream (default: train)"
+_STREAM = (
+    _option("--stream", action=_NamedStream, default="train", help="the stream (default: train)"),
+    _option("stream", nargs="?", action=_NamedStream, default=argparse.SUPPRESS, help=argparse.SUPPRESS),
+)
 
 _LISTEN = (
     _option("--listen", default="", help="endpoint to serve instead of the job file's, such as tcp://127.0.0.1:7400"),
@@ -206,7 +229,7 @@ COMMANDS = {
         keeps_to_processor=True,
         options=(
             _JOB,
-            _option("--stream", default="train", help=_STREAM_HELP),
+            *_STREAM,
             _option("--group", type=int, default=0, help="batches of one shape in a row; 0: the job file's, or 1"),
             _option("--epoch", type=int, default=0, help="the epoch (default: 0)"),
             _option("--find", default="", metavar="NAME", help="show which batch has the sample of this name"),
@@ -219,11 +242,11 @@ COMMANDS = {
         run="loader_server.commands.showing.show:run",
         about="Look at any batch of a stream: its samples, lengths, texts and masked rows, and what the transforms "
         "drew. No job has to run.",
-        example="loader-server show job.toml train --epoch 3 --batch 41",
+        example="loader-server show job.toml --stream train --epoch 3 --batch 41",
         keeps_to_processor=True,
         options=(
             _JOB,
-            _option("stream", nargs="?", default="train", help=_STREAM_HELP),
+            *_STREAM,
             _option("--epoch", type=_number, default=0, metavar="N", help="the epoch (default: 0)"),
             _option("--batch", type=_number, default=0, metavar="N", help="the batch's number (default: 0)"),
             _option(

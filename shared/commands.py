@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import make_dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from shared.early_signals import end_at_once
 from shared.errors import MachineError, StokerError
 from shared.logs import Log, start_logging
 from shared.system.system_errors import is_refusal, system_error
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXIT_CODES", "LONGEST_WAIT_S", "Terminated", "add_common_arguments", "allow_many_files", "describe_exit_codes",
-    "run_command", "sigterm_is_ctrl_c",
+    "is_usual_ctrl_c", "run_command", "sigterm_is_ctrl_c",
 ]  # fmt: skip
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -78,7 +79,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
     """
     options = parser.parse_args(arguments)
     start_logging(level=options.log_level)
-    with _sigterm_as_ctrl_c() as signals:
+    with _signals_heeded() as signals:
         try:
             code: int = options.run(options)
         except StokerError as error:
@@ -107,10 +108,11 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """Make SIGTERM act as Ctrl-C in this process while the block lasts; yield the list of SIGTERMs received.
+def _signals_heeded() -> Iterator[list[int]]:
+    """Make Ctrl-C raise outside imports, and SIGTERM act as Ctrl-C, in this block; yield the list of SIGTERMs received.
 
-    SIGTERM then raises KeyboardInterrupt, or Terminated where SIGINT is ignored.
+    SIGTERM raises Terminated where SIGINT is ignored. A handler of SIGINT that is not Python's own, nor that of a
+    command's start, stays.
     """
     own_pid, signals = os.getpid(), list[int]()
 
@@ -133,13 +135,41 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
             raise Terminated
         signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGTERM, handle)
+    before, of_ctrl_c = signal.signal(signal.SIGTERM, handle), signal.getsignal(signal.SIGINT)
     _handlers.append(handle)
+    if of_ctrl_c in (end_at_once, signal.default_int_handler):
+        signal.signal(signal.SIGINT, _CtrlC().handle)
     try:
         yield signals
     finally:
         _handlers.remove(handle)
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, of_ctrl_c)
+
+
+class _CtrlC:
+    """Handler of SIGINT that raises KeyboardInterrupt as Python's own does; inside an import only if asked twice."""
+
+    def __init__(self) -> None:
+        self._is_waiting = False
+
+    def handle(self, _number: int, frame: FrameType | None) -> None:
+        """Raise KeyboardInterrupt now; inside an import at a first signal once that is over, now at a second one."""
+        importer = _importer(frame)
+        if importer is None or self._is_waiting:  # importing a user's own module may take minutes
+            self._interrupt()
+        else:
+            self._is_waiting = True
+            _call_after_import(importer, self._interrupt)
+
+    def _interrupt(self) -> None:
+        self._is_waiting = False
+        raise KeyboardInterrupt
+
+
+def is_usual_ctrl_c(handler: object) -> bool:
+    """Return whether this handler of SIGINT raises KeyboardInterrupt: Python's own, or that of a command of ours."""
+    return handler is signal.default_int_handler or isinstance(getattr(handler, "__self__", None), _CtrlC)
 
 
 def _importer(frame: FrameType | None) -> FrameType | None:

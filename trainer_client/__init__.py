@@ -10,10 +10,10 @@ pipeline of the module `my_pipeline`, and whose stream `sent` takes graphs.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 import shared
+
+#: As in `typing`, which takes as long to import as all that a command imports before it handles signals.
+TYPE_CHECKING = False
 
 if getattr(shared, "DISTRIBUTION", None) != "stoker":
     raise ImportError(
@@ -22,6 +22,8 @@ if getattr(shared, "DISTRIBUTION", None) != "stoker":
     )
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from shared.errors import (
         ClosedError,
         DataError,
@@ -133,6 +135,8 @@ def __getattr__(name: str) -> Any:
 
     Raise AttributeError for any other name; errors of the import, such as of a missing library, pass through.
     """
+    from importlib import import_module  # not above, for the same reason as `typing`
+
     if name in _MODULES:
         value = globals()[name] = getattr(import_module(_MODULES[name]), name)
         return value

@@ -1,6 +1,6 @@
-"""Program `trainer-client`, and `python -m trainer_client`: SIGTERM is handled before anything slow is imported."""
+"""Program `trainer-client`, and `python -m trainer_client`: signals are handled before anything slow is imported."""
 
-from shared.early_sigterm import end_at_sigterm
+from shared.early_signals import end_at_signals
 
 __all__ = ["main"]
 
@@ -8,11 +8,11 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command that the arguments name, and end the process with its exit code.
 
-    SIGTERM ends it with code 143, even while modules are imported. Errors that commands expect are printed and set the
-    code; any other exception passes through.
+    Ctrl-C ends it with code 130, and SIGTERM with 143, even while modules are imported. Errors that commands expect are
+    printed and set the code; any other exception passes through.
     """
-    end_at_sigterm()
-    from trainer_client.cli import main as run_command  # slow: SIGTERM is handled by now
+    end_at_signals()
+    from trainer_client.cli import main as run_command  # slow: signals are handled by now
 
     run_command()
 

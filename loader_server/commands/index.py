@@ -8,10 +8,12 @@ import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from loader_server.commands.data_notes import facts_of, lines_of, low_rates_of
 from loader_server.commands.progress import progress_bar, warn_if_slow
+from loader_server.index.column_files import first_bad_rows
 from loader_server.index.folder import read_meta
 from loader_server.index.make import IndexReport, IndexRequest, make_index, unchanged_index
 from loader_server.index.request import kept_counts
@@ -26,11 +28,11 @@ from shared.settings.tables import read_table
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from loader_server.commands.statistics import StatisticsReport
     from loader_server.job_file import JobFile, StreamRecipe
     from loader_server.sources.registry import SourceSpec
+    from loader_server.sources.source import BadRow
     from loader_server.transforms.audio.low_rates import LowRate
     from loader_server.transforms.chain import Chain
 
@@ -40,6 +42,9 @@ __all__ = ["index_missing", "index_streams", "run", "show"]
 _LOOK_S = 1.0
 
 _CHARACTERS = "characters"
+
+#: The reason of rows whose files were missing as they were indexed, and how many bad rows are looked at for them.
+_MISSING, _LOOKED_AT = "missing_file", 1000
 
 #: Limit of bad rows that are printed; a file beside the index has all of them.
 _SHOWN = 20
@@ -77,6 +82,7 @@ def index_missing(job: JobFile) -> None:
     missing = [name for name in job.recipes if name not in indexed and not job.is_awaited(name)]
     for name in indexed:
         _refuse_dropping(job, job.recipes[name])
+        _show_returned(job, job.recipes[name])
     _look_for_changes([source for name in indexed for source in sources_of(job, job.recipes[name])])
     if missing:
         show(index_streams(job, missing), as_json=False)
@@ -98,6 +104,27 @@ def _refuse_dropping(job: JobFile, recipe: StreamRecipe) -> None:
         counts = kept_counts(folder / read_meta(folder).folder, step.alphabet)
         if counts is not None:
             step.refuse_dropping(counts, spec.where)
+
+
+def _show_returned(job: JobFile, recipe: StreamRecipe) -> None:
+    """Print on standard error how many of a stream's first rows without their files have these files now.
+
+    They stay left out: with them the plan would be another, which nobody has asked for. Raise DataError if an index
+    cannot be read.
+    """
+    for spec, folder in sources_of(job, recipe):
+        slow = warn_if_slow(f"looking at the data of {spec.where}")
+        with slow, contextlib.suppress(OSError, ValueError, TypeError):  # the list of bad rows cannot be read, say
+            rows = first_bad_rows(folder / read_meta(folder).folder, _LOOKED_AT)
+            back = sum(_is_back(row) for row in rows if row.reason == _MISSING)
+            if back:
+                words = "row is left out whose file is" if back == 1 else "rows are left out whose files are"
+                print(f"{spec.where}: {back} {words} there now: loader-server index takes them in", file=sys.stderr)
+
+
+def _is_back(row: BadRow) -> bool:
+    """Return whether the file is there that a row named in vain; False as well if the detail ends in no path."""
+    return Path(row.detail.rpartition(": ")[2]).is_file()
 
 
 def _look_for_changes(sources: Sequence[tuple[SourceSpec, Path]]) -> None:

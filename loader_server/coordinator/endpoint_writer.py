@@ -39,12 +39,13 @@ class EndpointWriter:
     def write(self) -> None:
         """Write the reachable endpoint to the file unless it is there already; keep the old file if none is found.
 
-        An error of writing is logged once, and the next call tries again; errors of `find_reachable_endpoint` pass.
+        If it cannot be written, or no descriptor is left to look for the address with, that is logged once, and the
+        next call tries again.
         """
-        endpoint = find_reachable_endpoint(self._announced, self._announced)
-        if endpoint is None or (endpoint == self._written and self._file.exists()):
-            return
         try:
+            endpoint = find_reachable_endpoint(self._announced, self._announced)
+            if endpoint is None or (endpoint == self._written and self._file.exists()):
+                return
             write_endpoint(self._file, endpoint)
         except OSError as error:
             if str(error) != self._problem:

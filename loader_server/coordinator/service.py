@@ -198,7 +198,7 @@ class Coordinator:
     def keep_files(self, job: JobFile, make_view: Callable[[Stream], View], advertise: str = "") -> None:
         """Keep the job's bundle, endpoint file and sent graphs from now on; to be called once.
 
-        The endpoint file names the host `advertise`, if given. SettingsError and OSError of `EndpointWriter` pass.
+        The endpoint file names the host `advertise`, if given. SettingsError of `EndpointWriter` passes.
         """
         sent = [name for name in job.accepting if name in self.streams]
         self._bundle = BundleKeeper(job, self._waker.wake, sent)
@@ -244,7 +244,7 @@ class Coordinator:
             self._close()
 
     def _tick(self, now_s: float) -> list[Instruction]:
-        """Look at journal, endpoint file (OSErrors pass) and silence, log changes, renew report; return the orders."""
+        """Look at journal, endpoint file and silence, log changes, renew the report; return the orders."""
         instructions: list[Instruction] = []
         # Waiting facts are tried again. While that fails no lease may expire, as that fact would be lost too.
         if not self.writer.write(()):

@@ -103,8 +103,8 @@ class SampleStore:
     def put(self, sample: int, identity: str, blob: bytes) -> None:
         """Keep a blob, unless the store is full, the blob is larger than a segment, or there is no room for a segment.
 
-        Raise a MachineError if there is a link in the place of a file, and an OSError if the blob cannot be written, or
-        its segment or entry for another reason than a disk that is full or closed, which marks the store as full.
+        Raise a MachineError if there is a link in the place of a file, and an OSError if blob, segment or entry cannot
+        be written for another reason than a disk that is full or closed, which marks the store as full.
         """
         if self._is_full or len(blob) > self._segment_bytes:
             return
@@ -113,11 +113,13 @@ class SampleStore:
         if self._handle >= 0:
             # The blob goes first and the entry after it. A reader that comes between finds the old entry or none, and a
             # torn or overwritten entry fails its checksum, so neither needs a lock.
-            os.pwrite(self._handle, blob, self._end)
             entry = np.array((_check(blob, identity), self._end, len(blob), self._number), _ENTRY)
-            self._end += len(blob)
-            with self._noticing_a_full_disk():  # segments are allocated in advance, the table is not
-                os.pwrite(self._table, entry.tobytes(), sample * _ENTRY.itemsize)
+            # Segments are allocated in advance, but a copy-on-write file system takes other blocks for what is written;
+            # the table is not allocated.
+            with self._noticing_a_full_disk():
+                _write_all(self._handle, blob, self._end)
+                self._end += len(blob)
+                _write_all(self._table, entry.tobytes(), sample * _ENTRY.itemsize)
 
     def close(self) -> None:
         """Close the files and give back the segment's unused rest (OSErrors pass); closing again does nothing."""
@@ -169,9 +171,11 @@ class SampleStore:
     def _end_segment(self) -> None:
         """Finish the segment being written, if there is one, and cut its unused rest; raise OSError if that fails."""
         if self._handle >= 0:
-            _cut(self._path(self._number), self._handle, self._end)
-            os.close(self._handle)
-            self._handle = -1
+            handle, self._handle = self._handle, -1
+            try:
+                _cut(self._path(self._number), handle, self._end)
+            finally:
+                os.close(handle)
 
     def _cut_abandoned(self) -> None:
         """Give back the room that killed processes had reserved; raise a MachineError if a segment is a link.
@@ -220,7 +224,9 @@ class SampleStore:
             if error.errno not in (*OUT_OF_ROOM, *CLOSED):
                 raise
             self._stop("feature cache cannot grow on its disk: further samples are made anew", error=str(error))
-            self._end_segment()
+            # A full copy-on-write file system may have no block to cut a file either; who opens the store next cuts it.
+            with contextlib.suppress(OSError):
+                self._end_segment()
 
     def _stop(self, event: str, **facts: object) -> None:
         self._is_full = True
@@ -230,6 +236,13 @@ class SampleStore:
 def _check(blob: bytes | bytearray, identity: str) -> int:
     """Return the checksum of a blob, seeded with the sample's identity."""
     return xxhash.xxh3_64_intdigest(blob, xxhash.xxh3_64_intdigest(identity.encode("utf-8", "surrogatepass")))
+
+
+def _write_all(handle: int, content: bytes, offset: int) -> None:
+    """Write all of the content at this offset, in several parts if the disk takes fewer bytes; raise its OSError."""
+    written = 0
+    while written < len(content):  # on a disk that is nearly full, the first call writes what has room
+        written += os.pwrite(handle, content[written:], offset + written)
 
 
 def _cut(path: Path, handle: int, nbytes: int) -> None:

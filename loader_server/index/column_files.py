@@ -89,8 +89,15 @@ class ColumnWriter(_Appended):
             self._write_header()
 
     def append(self, values: Iterable[int] | NDArray[np.integer]) -> None:
-        """Append values; raise OSError if the disk fails, OverflowError for too large ones (those of arrays wrap)."""
-        array = np.asarray(values if isinstance(values, np.ndarray) else list(values), self._dtype)
+        """Append values; raise OSError if the disk fails, and OverflowError for one that the column cannot hold."""
+        array = np.asarray(values if isinstance(values, np.ndarray) else list(values))
+        with np.errstate(invalid="ignore"):  # NaN, which is looked for below
+            converted = array.astype(self._dtype, copy=False)
+        if (
+            converted is not array and (converted != array).any()
+        ):  # numpy wraps what is too large, and cuts off fractions
+            raise OverflowError(f"numbers from {array.min()} to {array.max()} in a column of {self._dtype}")
+        array = converted
         self._file.write(array.tobytes())
         self._length += len(array)
 
@@ -166,16 +173,19 @@ def bytes_with_header(nbytes: int) -> int:
 def mapped(path: Path) -> NDArray[np.generic]:
     """Return a column of numbers as a plain array over the mapped file.
 
-    Raise an OSError if the file cannot be opened, a ValueError if it is damaged, and an EOFError if it is empty.
+    Raise an OSError if the file cannot be opened, and a ValueError if it is damaged, or empty.
     """
-    # Taking a scalar from numpy's memmap class costs ten times as much as from a plain array.
-    return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)  # type: ignore[no-any-return]
+    try:
+        # Taking a scalar from numpy's memmap class costs ten times as much as from a plain array.
+        return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)  # type: ignore[no-any-return]
+    except EOFError:  # numpy's for a file without a byte, such as a machine leaves that lost its power
+        raise ValueError(f"{path.name} is empty") from None
 
 
 def open_strings(folder: Path, name: str) -> Strings:
     """Return a column of strings over its mapped files.
 
-    Raise an OSError if a file cannot be opened, a ValueError if it is damaged, and an EOFError if it is empty.
+    Raise an OSError if a file cannot be opened, and a ValueError if it is damaged, or empty.
     """
     blob = mapped(folder / file_of(name, ".text.npy")).view(np.uint8)
     return Strings(blob, mapped(folder / file_of(name, ".starts.npy")).view(np.int64))

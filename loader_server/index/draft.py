@@ -221,14 +221,14 @@ class Draft:
     def numbers(self) -> dict[str, NDArray[np.int64]]:
         """Return the source's own columns of numbers, by name, mapped from their files; maybe none.
 
-        Raise an OSError, ValueError or EOFError as `mapped` does.
+        Raise an OSError or ValueError as `mapped` does.
         """
         return {name: mapped(self.folder / file_of(name)).view(np.int64) for name in self.journal.numbers}
 
     def strings(self) -> dict[str, Any]:
         """Return the source's columns of strings, by name, over their mapped files; maybe none.
 
-        Raise an OSError, ValueError or EOFError as `mapped` does.
+        Raise an OSError or ValueError as `mapped` does.
         """
         return {name: open_strings(self.folder, name) for name in self.journal.ends}
 

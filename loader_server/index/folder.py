@@ -187,7 +187,7 @@ def _listed(settings: Mapping[str, Any]) -> str:
 def open_index(folder: Path) -> Index:
     """Return the open index of a folder; raise a DataError if there is none, or one of another format, or damaged.
 
-    An EOFError for an empty column, and errors of `fields_in`, pass through.
+    Errors of `fields_in` pass through.
     """
     meta = read_meta(folder)
     columns = folder / meta.folder
@@ -254,7 +254,7 @@ def _damaged(folder: Path, error: Exception) -> DataError:
 def columns_fingerprint(columns: Path, settings: str, local: frozenset[str]) -> str:
     """Return the fingerprint of all columns except `local` ones, so that copies of a data set share it.
 
-    Raise an OSError if a column cannot be opened, a ValueError if one is damaged, and an EOFError if one is empty.
+    Raise an OSError if a column cannot be opened, and a ValueError if one is damaged, or empty.
     """
     # Sorted, because a file system lists names in an order of its own.
     files = sorted(file for file in columns.glob("*.npy") if file.name.removesuffix(".npy") not in local)

@@ -210,7 +210,8 @@ class _Indexer:
         draft, inventory = self.draft, self.inventory
         draft.close()  # which writes out the bad rows that are shown below
         bad, rows = draft.journal.bad, draft.journal.rows
-        among = f"{inventory.total}" if rows == inventory.total else f"the first {rows} rows of {inventory.total}"
+        of_all = "" if inventory.rows_unknown else f" of {inventory.total}"  # else it is the total of pieces
+        among = f"{rows}" if self._done == inventory.total else f"the first {rows} rows{of_all}"
         counts = counted_reasons(bad) if bad else "no rows at all"
         shown = shown_bad_rows(draft.folder)  # before the file is moved
         listed = f"All are in {draft.keep_bad_rows()}: {remedy}" if bad else "Name other data"

@@ -1,8 +1,9 @@
 """The scrape targets of all jobs whose coordinators run on this machine, for Prometheus, which asks this one place.
 
-Each coordinator knows the processes of its job, on whichever hosts, so it is asked at each request. If it does not
-answer, its last list counts: otherwise a job whose coordinator hangs would vanish from Prometheus, and the alert
-that there is none would never fire.
+Each coordinator knows the processes of its job, on whichever hosts, so it is asked at each request, all of them at the
+same time: Prometheus would not wait for several that hang, one after another. If a coordinator does not answer, its
+last list counts: otherwise a job whose coordinator hangs would vanish from Prometheus, and the alert that there is none
+would never fire.
 
 Rules: runs in the metrics server's threads, so it reads only complete snapshots of the supervisor.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ __all__ = ["MachineTargets"]
 
 #: Timeout of a question to a coordinator.
 _ANSWER_S = 1.0
+#: Most coordinators that are asked at the same time.
+_MOST_ASKED = 32
 #: Limit of a coordinator's list of targets: some 100 000 processes.
 _LONGEST_LIST = 2**24
 
@@ -43,11 +48,13 @@ class MachineTargets:
         """
         # A copy, because the main loop may add or end a job meanwhile.
         jobs = {name: job for name, job in list(self._jobs.items()) if job.has_own_coordinator}
-        for name, job in jobs.items():
-            address = job.coordinator.metrics if job.coordinator.is_serving else ""
-            answer = self._ask(host, address) if address else None
-            if answer is not None:
-                self._last[name, host] = answer
+        addresses = {name: job.coordinator.metrics for name, job in jobs.items() if job.coordinator.is_serving}
+        asked = {name: address for name, address in addresses.items() if address}
+        with ThreadPoolExecutor(_MOST_ASKED, "stoker-targets") as pool:
+            answers = pool.map(partial(self._ask, host), asked.values())
+            for name, answer in zip(asked, answers, strict=True):
+                if answer is not None:
+                    self._last[name, host] = answer
         for key in [key for key in list(self._last) if key[0] not in jobs]:
             self._last.pop(key, None)
         return [target for name in jobs for target in self._last.get((name, host), ())]

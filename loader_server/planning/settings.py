@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from shared.errors import SettingsError
-from shared.settings.parsers import Amount, amount, choice, flag, setting, whole
+from shared.settings.parsers import Amount, BadValue, amount, choice, flag, setting, whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,11 +74,13 @@ def _shapes(value: object) -> Shapes:
 
 
 def _boundary(length: object) -> Amount:
-    """Return a bucket's length; an integer without a unit, whose sign is not checked, is in steps of its key.
+    """Return a bucket's length; an integer without a unit is in steps of its key.
 
-    Raise BadValue if it is neither an integer nor a length with a unit.
+    Raise BadValue if it is neither an integer nor a length with a unit, or not above 0.
     """
     boundary: Amount = Amount(float(length), "steps") if isinstance(length, int) else length_amount(length)
+    if boundary.value <= 0:
+        raise BadValue("a list of lengths above 0")
     return boundary
 
 

@@ -45,6 +45,8 @@ _Values: TypeAlias = dict[str, Any]
 
 #: Types of values that go to the transforms as they are, although numpy would make arrays of them.
 _NO_ARRAYS = (str, bytes, Mapping, type(None))
+#: Limit of a sample's length, as far as messages count.
+_LONGEST = 2**48
 
 
 def _keyword_arguments(value: object) -> dict[str, Any]:
@@ -136,8 +138,8 @@ class MapStyleSource(Source):
     def survey(self) -> Inventory:
         """Ask the class for its number of samples, and for their lengths if it has `lengths()`.
 
-        Raise a DataError if `lengths()` or `fingerprint()` fails, or lengths are not a whole number for each sample; a
-        SettingsError if the class cannot be made. Other errors of `_known_lengths` and of making the class pass.
+        Raise a DataError if `lengths()` or `fingerprint()` fails, or lengths are not a whole number of at least 0 for
+        each sample; a SettingsError if the class cannot be made. Other errors of making the class pass.
         """
         items, lengths = len(self._data), self._known_lengths()
 
@@ -155,20 +157,29 @@ class MapStyleSource(Source):
     def _known_lengths(self) -> dict[str, NDArray[np.int64]]:
         """Return the class's lengths by key, or nothing if it has no `lengths()`.
 
-        Raise a DataError if `lengths()` fails, or does not give a whole number for each sample; an AttributeError if it
-        gives no mapping, and a ValueError if numpy refuses a value. Errors of making the class pass, such as a
-        SettingsError.
+        Raise a DataError if `lengths()` fails, or does not give a mapping with a whole number of at least 0 for each
+        sample. Errors of making the class pass, such as a SettingsError.
         """
-        lengths: Mapping[str, Any] = self._ask("lengths") if self._has_lengths else {}
-        columns = {str(key): np.asarray(column) for key, column in lengths.items()}
-        for key, column in columns.items():
-            if column.shape != (len(self._data),) or not np.issubdtype(column.dtype, np.integer):
-                raise self._error(
-                    f'a whole number for each of {len(self._data)} samples as lengths of "{key}"',
-                    f"{column.dtype} {list(column.shape)}",
-                    "Mend lengths(), or remove it: then every sample is looked at.",
-                )
-        return {key: column.astype(np.int64) for key, column in columns.items()}
+        lengths = self._ask("lengths") if self._has_lengths else {}
+        if not isinstance(lengths, Mapping):
+            raise self._wrong_lengths("a mapping of keys and lengths", f"a {type(lengths).__name__}")
+        return {str(key): self._checked_lengths(str(key), column) for key, column in lengths.items()}
+
+    def _checked_lengths(self, key: str, given: Any) -> NDArray[np.int64]:
+        """Return the lengths of one key; raise a DataError unless each sample has a whole number of at least 0."""
+        expected = f'a whole number of at least 0 for each of {len(self._data)} samples as lengths of "{key}"'
+        try:
+            column = np.asarray(given)
+        except ValueError as error:  # lists in lists, not equally long
+            raise self._wrong_lengths(expected, str(error)) from None
+        if column.shape != (len(self._data),) or not np.issubdtype(column.dtype, np.integer):
+            raise self._wrong_lengths(expected, f"{column.dtype} {list(column.shape)}")
+        if len(column) and not 0 <= int(column.min()) <= int(column.max()) <= _LONGEST:
+            raise self._wrong_lengths(expected, f"numbers from {column.min()} to {column.max()}")
+        return column.astype(np.int64)
+
+    def _wrong_lengths(self, expected: str, got: str) -> DataError:
+        return self._error(expected, got, "Mend lengths(), or remove it: then every sample is looked at.")
 
     def _fingerprint(self) -> str:
         return str(self._ask("fingerprint")) if hasattr(self._data, "fingerprint") else ""

@@ -374,12 +374,11 @@ def _refuse_other_statistics(step: NamedTransform, before: Sequence[NamedTransfo
 def _checked(field: Field, made: Mapping[str, Any], where: str) -> NDArray[np.generic]:
     """Return the value of one field; raise SampleError if it is missing, or lacks the declared dtype or shape.
 
-    A plain number is converted for a field without axes; raise OverflowError, or ValueError for NaN, if the dtype
-    cannot hold it.
+    A plain number is converted for a field without axes; raise SampleError as well if the dtype cannot hold it.
     """
     value = made.get(field.key)
     if not field.shape and isinstance(value, bool | int | float):
-        value = np.asarray(value, field.dtype)
+        value = _converted(field, value, where)
     if not isinstance(value, _ARRAYS):
         raise _unfit("missing", field, f"{type(value).__name__}", where)
     if value.dtype != field.dtype:
@@ -389,6 +388,18 @@ def _checked(field: Field, made: Mapping[str, Any], where: str) -> NDArray[np.ge
     ):
         raise _unfit("shape", field, f"{value.dtype} {list(value.shape)}", where)
     return np.asarray(value)
+
+
+def _converted(field: Field, value: float, where: str) -> NDArray[np.generic]:
+    """Return a plain number in the field's dtype; raise SampleError if that cannot hold it, as no integer holds NaN."""
+    try:
+        array = np.asarray(value, field.dtype)
+    except (OverflowError, ValueError):
+        raise _unfit("dtype", field, str(value), where) from None
+    # numpy would cut off a fraction without a word; floats round.
+    if array.dtype.kind != "f" and array != value:
+        raise _unfit("dtype", field, str(value), where)
+    return array
 
 
 def _unfit(reason: str, field: Field, got: str, where: str) -> SampleError:
@@ -404,7 +415,7 @@ def _unfit(reason: str, field: Field, got: str, where: str) -> SampleError:
 def _measured_field(key: str, value: object, assumed: Field | None, where: str) -> Field:
     """Return the assumed field, without its time, if the value fits it, otherwise one whose first axis is padded.
 
-    Raise SampleError if the value makes no array of a usable dtype, and what `_checked` raises for a plain number.
+    Raise SampleError if the value makes no array of a usable dtype.
     """
     if assumed is not None:
         with contextlib.suppress(SampleError):
@@ -442,8 +453,8 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
 
     That number is returned if there are no lengths yet, from which to tell how many samples there are.
 
-    Raise SettingsError unless they are whole numbers, or if the rule asks for a length that is missing; ValueError if
-    they are neither one nor as many as samples. Other errors of the rule pass.
+    Raise SettingsError unless they are whole numbers, one or as many as samples, or if the rule asks for a length that
+    is missing. Other errors of the rule pass.
     """
     made = _applied(rule, lengths, where)
     if not np.issubdtype(made.dtype, np.integer):
@@ -451,7 +462,15 @@ def _length(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[np.int64]
             expected="lengths that are whole numbers", got=str(made.dtype), where=where, remedy="Divide with //."
         )
     # Samples of single values have no lengths, so only the caller knows how many there are.
-    return np.broadcast_to(made.astype(np.int64), next((column.shape for column in lengths.values()), made.shape))
+    shape = next((column.shape for column in lengths.values()), made.shape)
+    if made.size != 1 and made.shape != shape:
+        raise SettingsError(
+            expected=f"a length for each of {shape[0]} samples, or one for all",
+            got=f"lengths of shape {list(made.shape)}",
+            where=where,
+            remedy="Mend the rule: it gets arrays, and computes with them.",
+        )
+    return np.broadcast_to(made.astype(np.int64), shape)
 
 
 def _applied(rule: LengthRule, lengths: Lengths, where: str) -> NDArray[Any]:

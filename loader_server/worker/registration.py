@@ -26,6 +26,7 @@ from shared.errors import LostError, ProtocolError
 from shared.logs import Log
 from shared.sockets import connect_dealer, read_waiting, send_if_up
 from shared.system.endpoint_file import FollowedEndpoint
+from shared.system.system_errors import system_error
 from shared.tracing.answering import page_of
 from shared.wire import messages as m
 from shared.wire.codec import decode, encode
@@ -76,6 +77,8 @@ class Registration:
         #: the network is down, so it is repeated only after the coordinator has accepted us.
         self._looked_up: str | None = None
         self._looks_up_again = False
+        #: Whether it could not even look for its own address last.
+        self._is_blind = False
         self.socket = self._connect()
         self._log = Log("worker", worker=register.worker)
         self._pieces: list[m.BundlePiece] = []
@@ -111,7 +114,7 @@ class Registration:
         Raises LostError if no coordinator has answered for a minute after the start, the error with which the
         coordinator refuses this worker for good, or SettingsError if the coordinator's endpoint file is unsafe and no
         address is known yet. A message that cannot be encoded raises a ValueError. Errors of `_find_endpoint`, `load`
-        and `parts` pass through, such as an OSError.
+        and `parts` pass through.
         """
         culprits: list[m.Culprits] = []
         for frames in read_waiting(self.socket) if spoken_to else ():
@@ -177,14 +180,22 @@ class Registration:
     def _find_endpoint(self, now_s: float) -> None:
         """Work out this worker's address anew, and register again if it has changed.
 
-        Without a route keep the former address, because the route may come back. Do nothing before the coordinator's
-        address is known. Raise OSError if no descriptor is left to look with, UnicodeError for an impossible name.
+        Without a route keep the former address, because the route may come back; keep it also, with a warning, while no
+        descriptor is left to look with. Do nothing before the coordinator's address is known. Raise UnicodeError for an
+        impossible name.
         """
         if not self._connected:
             return
         if self._looks_up_again or self._looked_up is None:
             self._looked_up, self._looks_up_again = look_up(self._connected) or self._looked_up, False
-        endpoint = find_reachable_endpoint(self._bound, self._looked_up or self._connected)
+        try:
+            endpoint = find_reachable_endpoint(self._bound, self._looked_up or self._connected)
+        except OSError as error:
+            if not self._is_blind:
+                self._log.warning("this worker's address cannot be looked for yet", **system_error(error).words())
+            self._is_blind = True
+            return
+        self._is_blind = False
         if endpoint is not None and endpoint != self._register.endpoint:
             if self.membership.registered:
                 self._log.info("worker has another address", before=self._register.endpoint, now=endpoint)

@@ -230,7 +230,7 @@ class Worker:
         Raises the coordinator's refusal if it ended so that a successor can take over, or if that is for good;
         LostError if no coordinator has answered for a minute after the start; SettingsError if the coordinator's
         endpoint file is unsafe and no address is known yet; MachineError if at the end a child that it killed does not
-        go away. Other errors of a turn pass through, such as an OSError of `Registration.turn`.
+        go away. Other errors of a turn pass through.
         """
         poller = zmq.Poller()
         for socket in (*self._sender.sockets, *self.doors.monitors()):

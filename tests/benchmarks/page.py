@@ -86,13 +86,17 @@ def _run(benchmark: str, options: list[str]) -> Run:
     words = ["-m", f"tests.benchmarks.{benchmark}", *options]
     # A benchmark that misses a bound exits with 1, and its figures count all the same.
     done = subprocess.run([sys.executable, *words, "--json"], cwd=_ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    found = machine()
+    found, lines = machine(), done.stdout.splitlines()
+    if not lines:
+        sys.exit(
+            f"{' '.join(words)}: expected its figures as a line of JSON, got none and exit status {done.returncode}"
+        )
     return Run(
         benchmark=benchmark,
         date=f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S}",
         machine=f"{found['cores']}-core {found['processor']}",
         command=" ".join(["python", *words]),
-        figures=json.loads(done.stdout.splitlines()[-1]),
+        figures=json.loads(lines[-1]),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.benchmarks.page import KEPT, PAGES, keep, kept_runs, with_tables
+from tests.benchmarks.page import KEPT, PAGES, _run, keep, kept_runs, with_tables
 from tests.benchmarks.tables import TABLES, Run
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ def test_every_kept_run_is_shown() -> None:
     marks, by_hand = (re.findall(rf"<!-- figures of (\w+){how} -->", pages) for how in ("", _BY_HAND))
     assert sorted(marks) == sorted(kept_runs(KEPT))
     assert sorted([*marks, *by_hand]) == sorted(TABLES)
+
+
+def test_a_benchmark_that_prints_no_figures_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "true")
+    with pytest.raises(SystemExit, match="data_path --rounds 1: expected its figures as a line of JSON, got none and"):
+        _run("data_path", ["--rounds", "1"])
 
 
 def test_only_what_stands_between_the_marks_is_written_anew() -> None:

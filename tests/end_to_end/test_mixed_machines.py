@@ -186,7 +186,9 @@ def test_commands_execute_themselves_again(tmp_path: Path) -> None:
         done = loader_server(*command)
         assert done.returncode == 0, done.stderr
     # What the command's environment says counts, not what a user's shell says for another purpose.
-    done = loader_server("show", str(job), "mfcc", environment={**usual_environment(), "OPENBLAS_CORETYPE": "Zen"})
+    done = loader_server(
+        "show", str(job), "--stream", "mfcc", environment={**usual_environment(), "OPENBLAS_CORETYPE": "Zen"}
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -176,6 +177,28 @@ def test_all_that_is_said_of_a_queue_of_two_trainers_and_four_epochs_is_true(tmp
         watch.look()
         assert {epoch: count for epoch, count in watch.done.items() if count} == dict.fromkeys(range(4), watch.batches)
         assert looked > 3
+
+
+def test_two_feeds_of_one_stream_in_one_process_are_told_apart(tmp_path):
+    job, targets = write_queue(tmp_path), tmp_path / ".stoker/tones/targets"
+    metered = {"metrics_port": 0, "metrics_targets": targets}
+
+    def found():
+        return {one["trainer"]: one["address"] for one in read_targets(targets).values() if one["role"] == "trainer"}
+
+    name = f"train-{os.uname().nodename}-{os.getpid()}"
+    with running(job, workers=1) as loaders, trainer_client.connect(loaders.endpoint, **metered) as first:
+        with trainer_client.connect(loaders.endpoint, **metered):
+            assert found().keys() == {name, f"{name}-2"}
+            assert len({*found().values()}) == 2
+            report = status.ask(loaders.endpoint)
+            trainers = [trainer["name"] for trainer in report["streams"]["train"]["trainers"]]
+            assert sorted(trainers) == [(own := f"{os.uname().nodename}:{os.getpid()}"), f"{own}:2"]
+            first.close()
+            assert found().keys() == {f"{name}-2"}
+            with trainer_client.connect(loaders.endpoint, **metered):
+                assert found().keys() == {name, f"{name}-2"}
+        assert found() == {}
 
 
 def test_status_and_metrics_say_how_far_a_queue_is(tmp_path):

@@ -337,7 +337,7 @@ def test_gradients_that_stay_infinite_end_training_with_the_batch_that_they_come
     assert (
         "batch 0 of epoch 0 of train, step 0: expected finite loss and gradients, got others in each of 4" in complained
     )
-    assert "loader-server show JOB train --epoch 0 --batch 0" in complained
+    assert "loader-server show JOB --stream train --epoch 0 --batch 0" in complained
 
 
 @pytest.mark.heritage("E13")

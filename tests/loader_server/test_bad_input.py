@@ -406,11 +406,15 @@ def test_an_index_of_other_files_is_refused_and_stays(tmp_path: Path, capsys: py
     assert {path.name for path in (tmp_path / ".stoker").rglob("*")} >= before
 
 
-def test_a_damaged_index_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("damaged", "content"), [("meta.json", "{"), ("columns-*/line.npy", "")])
+def test_a_damaged_index_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: str, content: str
+) -> None:
     job = job_of(tmp_path, LINES)
     (tmp_path / "a.txt").write_text(TEXT)
     command(capsys, "index", job)
-    (tmp_path / ".stoker/j/index-train/meta.json").write_text("{")
+    (file,) = (tmp_path / ".stoker/j/index-train").glob(damaged)
+    file.write_text(content)
     assert re.search(
         r"index-train: expected a whole index, .* run loader-server index", command(capsys, "show", job)[1]
     )

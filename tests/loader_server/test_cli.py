@@ -69,6 +69,25 @@ def test_index_reports_each_bad_row_with_its_line_and_strict_refuses(
     assert "expected only good rows, as --strict asks, got 5 bad of 42" in err
 
 
+def test_files_that_come_back_are_mentioned_before_a_job_is_served_and_taken_in_by_index(
+    capsys: pytest.CaptureFixture[str], job: Path
+) -> None:
+    clips, away = job.parent / "clips", job.parent / "away"
+    away.mkdir()
+    for name in ("00001.wav", "00002.wav", "00003.wav"):
+        (clips / name).rename(away / name)
+    assert "train: 37 samples of 40 rows" in _run(capsys, "index", job)[1]
+    assert _run(capsys, "index", job, "--missing") == (0, "", "")
+    (away / "00001.wav").rename(clips / "00001.wav")
+    words = "[streams.train]: 1 row is left out whose file is there now: loader-server index takes them in\n"
+    assert words in _run(capsys, "index", job, "--missing")[2]
+    (away / "00003.wav").rename(clips / "00003.wav")
+    words = "[streams.train]: 2 rows are left out whose files are there now: loader-server index takes them in\n"
+    assert words in _run(capsys, "index", job, "--missing")[2]
+    assert "train: 39 samples of 40 rows" in _run(capsys, "index", job)[1]
+    assert _run(capsys, "index", job, "--missing") == (0, "", "")
+
+
 def test_indexing_again_does_nothing_while_the_data_are_the_same_unless_forced(
     capsys: pytest.CaptureFixture[str], job: Path
 ) -> None:
@@ -85,6 +104,27 @@ def test_index_and_plan_speak_json(capsys: pytest.CaptureFixture[str], job: Path
     assert {name: report["samples"] for name, report in json.loads(out).items()} == {"train": 40, "dev": 40}
     _, out, _ = _run(capsys, "plan", job, "--json")
     assert json.loads(out)["samples"] == 40
+
+
+@pytest.mark.parametrize("command", ["plan", "show"])
+def test_a_stream_is_named_by_an_option_and_may_stand_behind_the_job_file(
+    capsys: pytest.CaptureFixture[str], job: Path, command: str
+) -> None:
+    _run(capsys, "index", job)
+    train = _run(capsys, command, job, "--json")
+    assert (train[0], train[2]) == (0, "")
+    assert _run(capsys, command, job, "--stream", "train", "--json") == train
+    dev = _run(capsys, command, job, "--stream", "dev", "--json")
+    assert (dev[0], dev[2], dev[1] == train[1]) == (0, "", False)
+    code, out, err = _run(capsys, command, job, "dev", "--json")
+    assert (code, out) == dev[:2]
+    assert err == f"loader-server {command}: a stream is written --stream dev; it is taken here, too\n"
+    for words in ((job, "dev", "--stream", "train"), ("--stream", "train", job, "dev")):
+        code, out, err = _run(capsys, command, *words)
+        assert (code, out) == (2, "")
+        assert "expected one stream, got " in err
+    code, out, _ = _run(capsys, command, "--help")
+    assert (code, "[--stream STREAM]" in out, " [stream]" in out) == (0, True, False)
 
 
 def test_plan_names_the_sources_of_a_mixture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -45,11 +45,12 @@ EXPRESSIONS = sorted(
 _SELECTOR = re.compile(r"(?:stoker[a-z_0-9:]+|up)(?:\{[^}]*\})?(?:\[\w+\])?")
 
 
-#: What has data only for a job in trouble, one that waited for five minutes, or one that needs several workers (here
-#: one may get all wants): recorded jobs have it (see recording).
+#: What has data only for a job in trouble, one that waited for five minutes, one that needs several workers (here one
+#: may get all wants), or one whose workers move to another: recorded jobs have it (see recording), or the rules' tests.
 _OF_TROUBLE = (
     "stoker:worker_slowness:ratio",
     "stoker:limit:now", "stoker:stalled:ratio", "stoker:stall:ratio", "stoker:remote_wait:seconds",
+    "stoker:workers_moved:count15m",
     'stoker:left_out:ratio{why="bad"}',
 )  # fmt: skip
 

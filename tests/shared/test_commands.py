@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import io
 import os
 import resource
 import signal
@@ -75,26 +77,52 @@ def test_an_interruption_that_came_while_python_compiled_text_has_the_code_of_ev
     assert b"command: interrupted" in done.stderr
 
 
-def test_sigterm_during_an_import_is_heeded_once_that_is_over(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("name", "code", "words"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_a_signal_during_an_import_is_heeded_once_that_is_over(tmp_path, monkeypatch, name, code, words):
     """In a callback, as importlib has them, an exception would be lost."""
-    (tmp_path / "told_to_end.py").write_text(
+    (tmp_path / f"told_by_{name}.py").write_text(
         "import signal, weakref\n"
         "class Held: pass\n"
         "held = Held()\n"
-        "callback = weakref.ref(held, lambda _: signal.raise_signal(signal.SIGTERM))\n"
+        f"callback = weakref.ref(held, lambda _: signal.raise_signal(signal.{name}))\n"
         "del held\n"
         "IS_WHOLE = True\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
 
     def run(options):
-        importlib.import_module("told_to_end")
+        importlib.import_module(f"told_by_{name}")
         threading.Event().wait(60)
-        raise AssertionError("gone on after SIGTERM")
+        raise AssertionError("gone on after the signal")
 
-    assert ends(run) == 143
-    assert sys.modules["told_to_end"].IS_WHOLE
-    assert "terminated" in capsys.readouterr().err
+    before, printed = signal.getsignal(signal.SIGINT), io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        assert ends(run) == code
+    assert printed.getvalue() == f"stoker-command: {words}\n"
+    assert sys.modules[f"told_by_{name}"].IS_WHOLE
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_import(tmp_path, monkeypatch, capsys):
+    (tmp_path / "told_twice.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGINT)\nsignal.raise_signal(signal.SIGINT)\nraise AssertionError\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert ends(lambda options: importlib.import_module("told_twice")) == 130
+    assert capsys.readouterr().err == "stoker-command: interrupted\n"
+
+
+def test_a_handler_of_ctrl_c_that_a_program_set_stays():
+    def own(*_):
+        raise ZeroDivisionError
+
+    before = signal.signal(signal.SIGINT, own)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            ends(lambda options: signal.raise_signal(signal.SIGINT))
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def kill_us(options):

@@ -1,7 +1,8 @@
-"""A context that has no socket left for a while, as where a process has no descriptor left."""
+"""A process that has no descriptor left for a while, and a context that has no socket left."""
 
 from __future__ import annotations
 
+import resource
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,18 @@ from tests.support.loaders import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["no_sockets_left"]
+__all__ = ["no_descriptor_left", "no_sockets_left"]
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """For the length of a block; those that are open stay."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @contextmanager

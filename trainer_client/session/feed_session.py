@@ -21,6 +21,7 @@ from shared.metrics.listening import Listening, ListeningWords, listening_of
 from trainer_client.core.events import Saved
 from trainer_client.core.slot_states import SlotState
 from trainer_client.network.receiver import Receiver
+from trainer_client.network.trainer_log import claim_name, release_name
 from trainer_client.network.world_places import wait_for_place
 from trainer_client.session.batch_iterator import BatchIterator
 from trainer_client.session.batch_maker import BatchMaker
@@ -75,6 +76,23 @@ class MetricsSettings:
 NO_METRICS = MetricsSettings()
 
 
+def _named_receiver(settings: ReceiverSettings) -> Receiver:
+    """Return a receiver under a name that no other living feed of its stream and rank has in this process.
+
+    Errors of making it pass through.
+    """
+    core = settings.core
+    name = claim_name(core.stream, core.ranks.rank, core.name)
+    release = partial(release_name, core.stream, core.ranks.rank, name)
+    try:
+        receiver = Receiver(replace(settings, core=replace(core, name=name)))
+    except BaseException:  # nobody else gives the name back
+        release()
+        raise
+    receiver.at_end(release)
+    return receiver
+
+
 class FeedSession:
     """One trainer attached to one stream.
 
@@ -84,7 +102,7 @@ class FeedSession:
     """
 
     def __init__(self, settings: ReceiverSettings, metrics: MetricsSettings = NO_METRICS) -> None:
-        self.receiver = Receiver(settings)
+        self.receiver = _named_receiver(settings)
         self.outbox = self.receiver.outbox
         self.maker = BatchMaker(self.receiver)
         #: This trainer's ranks: it gets one batch of each round for each of them.

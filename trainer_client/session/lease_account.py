@@ -336,8 +336,11 @@ class LeaseAccount(FeedCursor):
     # --- saving and restoring ---
 
     def epoch_of(self, state: Mapping[str, Any]) -> int:
-        """Return the first epoch that was not done completely, of a state that `state` returned."""
-        return int(state["epochs"][0][0])
+        """Return the first epoch that was not done completely, of a state that `state` returned.
+
+        Raise SettingsError if it is something else.
+        """
+        return _done_set(fields_of_state(state, ("epochs",), "restore")["epochs"]).epochs[0].epoch
 
     def state(self) -> dict[str, Any]:
         """Return the done-set as plain values: for each epoch all numbers below a mark, except the missing ones.
@@ -359,12 +362,11 @@ class LeaseAccount(FeedCursor):
         """Take all trainers back to a done-set from `state`: batches done since are leased again.
 
         Raise SettingsError if the state is not what `state` returned, or is of another job, stream, plan or kind of
-        work, and TypeError if its epochs are no list. Errors of `attach` pass through, such
-        as LostError and that of a refusal.
+        work. Errors of `attach` pass through, such as LostError and that of a refusal.
         """
         state = fields_of_state(state, ("job", "stream", "plan_digest", "work", "epochs"), "restore")
         self._refuse_other(state, ("plan_digest", "job", "stream", "work"), "a checkpoint of {}, in queue mode")
-        self._rewind(DoneSet(tuple(_epoch_done(epoch) for epoch in state["epochs"])))
+        self._rewind(_done_set(state["epochs"]))
 
     def rewind(self) -> None:
         """Take all trainers back to the very beginning, for a model without a checkpoint.
@@ -395,7 +397,15 @@ class LeaseAccount(FeedCursor):
         self._move(self._receiver.attach(None, done).cursor.epoch)
 
 
+def _done_set(epochs: Any) -> DoneSet:
+    """Return a done-set from a state's list of epochs; raise SettingsError if it is no such list, or has no entry."""
+    if not isinstance(epochs, list | tuple) or not epochs:
+        raise refused("what state() returned, with a list of epochs", epochs, "restore")
+    return DoneSet(tuple(map(_epoch_done, epochs)))
+
+
 def _epoch_done(epoch: Any) -> EpochDone:
+    """Return an epoch of a done-set from its entry in a state; raise SettingsError if it is no such entry."""
     try:
         number, fresh, missing = epoch
         distances = tuple(whole(distance, "missing", "restore") for distance in missing)

@@ -7,7 +7,6 @@ receive thread. A trainer serves metrics only if it was connected with `metrics_
 
 from __future__ import annotations
 
-import os
 import weakref
 from functools import partial
 from pathlib import Path
@@ -185,7 +184,7 @@ def serve(
     spec, core = receiver.spec, receiver.settings.core
     # In queue mode nobody has a rank: all would say 0.
     rank = core.ranks.rank if not spec.work else None
-    labels = {"job": spec.job} | trainer_labels(spec.stream, rank, f"{os.uname().nodename}-{os.getpid()}")
+    labels = {"job": spec.job} | trainer_labels(spec.stream, rank, core.name)
     samples = partial(_samples_while_used, weakref.ref(receiver), weakref.ref(maker), accounts)
     folder = Path(targets) if targets is not None else None
     server = MetricsServer(samples, listening=listening, labels=labels, targets_folder=folder)

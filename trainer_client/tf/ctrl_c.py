@@ -14,9 +14,10 @@ after that callback.
 A user's own handler runs in the main thread if that thread reads batches itself. Python misses a signal that arrives
 just as it begins to wait, so each signal wakes all waiting readers.
 
-Rules: only feeds that the main thread began to watch are stopped, and only if SIGINT has Python's handler or ours (a
-program that installs another decides alone); SIGTERM counts where a command of ours makes it act the same. The
-descriptor's bytes are passed on to its previous owner. Whatever was replaced is restored when the last feed is closed.
+Rules: only feeds that the main thread began to watch are stopped, and only if SIGINT has Python's handler, that of a
+command of ours, or the one here (a program that installs another decides alone); SIGTERM counts where a command of ours
+makes it act the same. The descriptor's bytes are passed on to its previous owner. Whatever was replaced is restored
+when the last feed is closed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from shared.commands import sigterm_is_ctrl_c
+from shared.commands import is_usual_ctrl_c, sigterm_is_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -66,7 +67,8 @@ class _Watcher:
         self._write.setblocking(False)  # noqa: FBT003 - named so by the standard library
         self._previous = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._on_dropped
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        self._previous_handler = signal.getsignal(signal.SIGINT)
+        if is_usual_ctrl_c(self._previous_handler):
             signal.signal(signal.SIGINT, _raise_once_outside)
         self._thread = threading.Thread(target=self._run, name="stoker-interrupts", daemon=True)
         self._thread.start()
@@ -77,7 +79,7 @@ class _Watcher:
         The thread has ended, and its sockets are closed, when this returns.
         """
         if signal.getsignal(signal.SIGINT) is _raise_once_outside:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, self._previous_handler)
         if sys.unraisablehook == self._on_dropped:
             sys.unraisablehook = self._previous_hook
         # If somebody replaced our descriptor meanwhile, theirs goes back in place.
@@ -141,8 +143,8 @@ def _interrupts(numbers: bytes) -> bool:
 
 
 def _decides(handler: object) -> bool:
-    """Return whether SIGINT has Python's handler or ours: a program that installs another decides alone."""
-    return handler in (signal.default_int_handler, _raise_once_outside, _note)
+    """Return whether SIGINT has Python's handler, a command's or one of here: another program's decides alone."""
+    return is_usual_ctrl_c(handler) or handler in (_raise_once_outside, _note)
 
 
 def _raise_once_outside(_number: int, frame: FrameType | None) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.building.culprits import kills
 from loader_server.commands.plan_command import open_stream, sample_named
 from loader_server.commands.remembered import recall
-from loader_server.commands.showing.shown_batch import BatchNumber, build_batch
+from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatches
 from loader_server.job_file import read_job
 from loader_server.sources.files.retried_reads import read_patiently
 from loader_server.sources.source import decoded
@@ -87,6 +87,7 @@ class OpenStream:
     def __init__(self, stream: Stream, group: int, culprits: frozenset[tuple[str, str]]) -> None:
         self._stream = stream
         self._culprits = culprits
+        self._shown = ShownBatches(stream, culprits)
         #: How many consecutive batches have one shape: the ranks of the job, unless the job file says otherwise.
         self.group = group
         #: The plan's digest, as cursors have it: two jobs of equal digest have the same batches.
@@ -96,16 +97,16 @@ class OpenStream:
 
     def batches(self, epoch: int = 0) -> int:
         """Return how many batches an epoch has. Errors of the plan pass through."""
-        return self._stream.plan.epoch(epoch, self.group).batches
+        return self._shown.count(epoch, self.group)
 
     def batch(self, number: int, *, epoch: int = 0) -> ShownBatch:
         """Build a batch as a worker builds it: `batch["tokens"]` is an array, `batch.digest` is that of the served one.
 
         `batch.samples` has the samples with name, row, text and, if a row is masked, the error. Raises SettingsError if
-        the epoch has no such batch, ReadError if a sample cannot be read, and what `build_batch` raises besides.
+        the epoch has no such batch, ReadError if a sample cannot be read, and what `ShownBatches.build` raises besides.
         """
         position = BatchNumber(epoch=_natural(epoch, "epoch"), number=_natural(number, "batch"), group=self.group)
-        return build_batch(self._stream, position, self._culprits)
+        return self._shown.build(position)
 
     def sample(self, which: int | str, *, epoch: int = 0, raw: bool = False) -> dict[str, NDArray[Any] | Any]:
         """Return one sample, by its number or name: its arrays after the transforms, as they are in this epoch.

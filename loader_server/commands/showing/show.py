@@ -21,7 +21,7 @@ from rich.table import Table
 from loader_server.commands.plan_command import find_sample, open_stream, places_table
 from loader_server.commands.remembered import recall
 from loader_server.commands.showing.batch_picture import draw
-from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, ShownSample, build_batch
+from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, ShownBatches, ShownSample
 from loader_server.job_file import read_job
 from shared.errors import SettingsError
 from shared.system.system_errors import system_error
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     Return the exit code. If the picture cannot be written, the batch is printed first; then the error is raised. Raises
     SettingsError for a mistake in the job file, or a stream, batch, sample or row that it does not have, ValueError if
     no key can be drawn, MachineError or MemoryError if memory or descriptors ran out, OSError if the sound cannot be
-    written, and what `open_stream`, `find_sample`, `build_batch` and `recall` raise, such as a ReadError.
+    written, and what `open_stream`, `find_sample`, `ShownBatches.build` and `recall` raise, such as a ReadError.
     """
     job = read_job(options.job)
     stream = open_stream(job, options.stream)
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             _print(places, [places_table(places)], as_json=options.json)
             return 0
         position = BatchNumber(epoch=options.epoch, number=options.batch, group=group)
-        batch = build_batch(stream, position, culprits)
+        batch = ShownBatches(stream, culprits).build(position)
     finally:
         stream.close()
     facts = _facts(batch)

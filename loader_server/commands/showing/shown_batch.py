@@ -8,6 +8,7 @@ not decoded. Nothing is written: no quarantine log, no journal.
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from loader_server.stream import Stream
     from loader_server.transforms.generators import Drawn
 
-__all__ = ["BatchNumber", "ShownBatch", "ShownSample", "Sound", "build_batch"]
+__all__ = ["BatchNumber", "ShownBatch", "ShownBatches", "ShownSample", "Sound"]
 
 #: A key with a lower rate than this is not a sound.
 _LOWEST_RATE = 1000
@@ -104,38 +105,58 @@ class _Masked:
         self.errors[sample] = error
 
 
-def build_batch(stream: Stream, position: BatchNumber, culprits: Iterable[tuple[str, str]]) -> ShownBatch:
-    """Build a batch with its samples' details; samples that cannot be used, and `culprits`, are masked in it.
+class ShownBatches:
+    """The batches of a stream, built with their samples' details, by any thread, one after another.
 
-    Raise SettingsError if the epoch has no batch of this number, ReadError if a sample cannot be read, and
-    ExhaustedError or MemoryError if memory or descriptors ran out. The number must not be negative, which nothing
-    checks. Other errors of plan and source, and OSError of `prepare`, pass through.
+    Samples that cannot be used, and `culprits`, are masked. The windows of an epoch that were planned last are kept:
+    planning one sorts all of its samples, which takes many times longer than building a batch of it.
     """
-    masked = _Masked()
-    builder = Builder(stream, masked, Deadline(1.0, lambda _: None))
-    builder.culprits.hear(culprit_key(name, identity) for name, identity in culprits)
-    batches = builder.batches(position.epoch, position.group)
-    if position.number >= batches:
-        raise SettingsError(
-            expected=f"a batch from 0 to {batches - 1}: what epoch {position.epoch} has in groups of {position.group}",
-            got=str(position.number),
-            where=f"stream {stream.name}, batch",
-            remedy="`loader-server plan` shows how many batches there are.",
+
+    def __init__(self, stream: Stream, culprits: Iterable[tuple[str, str]]) -> None:
+        self._stream = stream
+        self._masked = _Masked()
+        self._builder = Builder(stream, self._masked, Deadline(1.0, lambda _: None))
+        self._builder.culprits.hear(culprit_key(name, identity) for name, identity in culprits)
+        #: Held while a batch is built: the masked samples are those of one batch.
+        self._building = threading.Lock()
+
+    def count(self, epoch: int, group: int) -> int:
+        """Return how many batches an epoch has in groups of this size; errors of the plan pass through."""
+        return self._builder.batches(epoch, group)
+
+    def build(self, position: BatchNumber) -> ShownBatch:
+        """Build a batch with its samples' details.
+
+        Raise SettingsError if the epoch has no batch of this number, ReadError if a sample cannot be read, and
+        ExhaustedError or MemoryError if memory or descriptors ran out. The number must not be negative, which nothing
+        checks. Other errors of plan and source, and OSError of `prepare`, pass through.
+        """
+        batches, stream = self.count(position.epoch, position.group), self._stream
+        if position.number >= batches:
+            in_groups = f"what epoch {position.epoch} has in groups of {position.group}"
+            raise SettingsError(
+                expected=f"a batch from 0 to {batches - 1}: {in_groups}",
+                got=str(position.number),
+                where=f"stream {stream.name}, batch",
+                remedy="`loader-server plan` shows how many batches there are.",
+            )
+        with self._building:
+            self._masked.errors = {}
+            want = _want(stream, position)
+            prepared = self._builder.prepare(want)
+            payload = np.zeros(prepared.layout.nbytes, np.uint8)
+            built = self._builder.build(want, prepared, payload)
+            errors = self._masked.errors
+        return ShownBatch(
+            stream=stream,
+            position=position,
+            batches=batches,
+            bucket=prepared.planned.bucket,
+            arrays={key: np.asarray(value) for key, value in arrays_of(prepared.layout, payload).items()},
+            samples=tuple(_samples(stream, position, prepared, errors)),
+            rows=built.rows,
+            digest=built.digest,
         )
-    want = _want(stream, position)
-    prepared = builder.prepare(want)
-    payload = np.zeros(prepared.layout.nbytes, np.uint8)
-    built = builder.build(want, prepared, payload)
-    return ShownBatch(
-        stream=stream,
-        position=position,
-        batches=batches,
-        bucket=prepared.planned.bucket,
-        arrays={key: np.asarray(value) for key, value in arrays_of(prepared.layout, payload).items()},
-        samples=tuple(_samples(stream, position, prepared, masked.errors)),
-        rows=built.rows,
-        digest=built.digest,
-    )
 
 
 def _want(stream: Stream, position: BatchNumber) -> Want:

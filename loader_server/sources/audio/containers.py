@@ -98,9 +98,8 @@ class AudioExtent:
 def audio_extent(read: Read, size: int) -> AudioExtent | None:
     """Return the extent of the audio in a file of this size.
 
-    Return None if the container is none of those known here, or if the file's headers end, or are more than 4096,
-    before the audio is found. Errors of `read` pass; it is asked for a negative number of bytes if a chunk leads beyond
-    the end.
+    Return None if the container is none of those known here, or if the file's headers end, lead beyond its end, or are
+    more than 4096, before the audio is found. Errors of `read` pass.
     """
     head = read(0, min(size, 40))
     parse = _parser_of(head)
@@ -132,12 +131,13 @@ def _known_long(promised: int, without: int = 0) -> int | None:
 def _chunks(read: Read, size: int, at: int, layout: _ChunkLayout) -> Iterator[tuple[bytes, int, int]]:
     """Yield name, size and first byte of each chunk from `at` on, up to the limit on chunks.
 
-    Raise a struct.error if the file ends within a chunk's header. Errors of `read` pass; it is asked for a negative
-    number of bytes at a place beyond the end.
+    Raise a struct.error if the file ends before a whole header of a chunk. Errors of `read` pass.
     """
     header, align, counted = layout
     for _ in range(_MOST_CHUNKS):
-        name, nbytes = header.unpack(read(at, min(header.size, size - at)))
+        if at + header.size > size:  # the chunk before may lead beyond the end, where there is nothing to read
+            raise struct.error("no room for the header of another chunk")
+        name, nbytes = header.unpack(read(at, header.size))
         yield name, nbytes, at + header.size
         # At least a header further: a size that counts the header may be less than that.
         at += max(-(-(nbytes + header.size - counted) // align) * align, header.size)

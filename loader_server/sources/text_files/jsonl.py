@@ -92,19 +92,19 @@ class JsonLinesSource(LineSource):
     def _first_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the lines of all files from the beginning, each with its number in its file, from 1.
 
-        Raise a DataError if there is no file, one is named twice or cannot be opened, a ReadError if one ends early or
-        cannot be fetched, and an OSError if the disk fails. Raise a SettingsError if a store's library is missing, or
-        for braces that stand for too many names. MachineError of `_lines_between` passes through.
+        Raise a DataError if there is no file, one is named twice or cannot be opened, a ReadError if one is rewritten
+        meanwhile or cannot be fetched, and an OSError if the disk fails. Raise a SettingsError if a store's library is
+        missing, or for braces that stand for too many names. MachineError of `_lines_between` passes through.
         """
         for piece in self._pieces(self._found_paths(), _FIRST_ROWS):
-            lines = self._lines_between(piece.path, piece.start, piece.stop)
+            lines = self._lines_in(piece)
             yield from ((piece.line + number, lines.line(number)) for number in range(len(lines.starts)))
 
     def _objects(self) -> Iterator[dict[str, Any]]:
         """Yield the objects of all lines that hold one.
 
-        Raise what `_first_lines` raises, such as a DataError if there is no file, and a ReadError if one ends early or
-        cannot be fetched.
+        Raise what `_first_lines` raises, such as a DataError if there is no file, and a ReadError if one is rewritten
+        meanwhile or cannot be fetched.
         """
         for _, line in self._first_lines():
             with contextlib.suppress(UnusableValueError):
@@ -172,11 +172,11 @@ class JsonLinesSource(LineSource):
     def probe(self, piece: LinePiece) -> Found:
         """Parse and measure the objects of a piece; lines that cannot be used become bad rows.
 
-        Raise a ReadError if the file ends before the piece does or cannot be fetched, and an OSError if the disk fails.
-        Other errors of `_lines_between` pass through and, if the settings name no keys, those of reading the first
-        rows.
+        Raise a ReadError if the file was rewritten since it was surveyed or cannot be fetched, and an OSError if the
+        disk fails. Other errors of `_lines_between` pass through and, if the settings name no keys, those of reading
+        the first rows.
         """
-        lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
+        lines, where = self._lines_in(piece), self.files.where(piece.path)
         good: dict[int, list[int]] = {}
         bad: dict[int, BadRow] = {}
         for number in range(len(lines.starts)):

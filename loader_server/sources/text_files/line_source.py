@@ -41,7 +41,7 @@ __all__ = ["LinePiece", "LineSource", "LinesSettings", "LinesSource", "TextSourc
 
 @dataclass(frozen=True, slots=True)
 class LinePiece:
-    """Whole lines of file number `file`, from byte `start` to before `stop`.
+    """So many whole `lines` of file number `file`, from byte `start` to before `stop`.
 
     `line` is the first line's number in its file, from 1, and `row` its number among the lines of all files.
     """
@@ -52,6 +52,7 @@ class LinePiece:
     stop: int
     line: int
     row: int
+    lines: int
 
 
 class TextSource(Source):
@@ -79,13 +80,18 @@ class TextSource(Source):
         with self.files.open(path) as file:
             return count_lines(file)
 
-    def _lines_between(self, path: str, start: int, stop: int) -> WholeLines:
-        """Read these bytes of a file, which are whole lines, and split them; raise a ReadError if it ends before.
+    def _lines_between(self, path: str, start: int, stop: int, count: int) -> WholeLines:
+        """Read these bytes of a file, and split them into lines; raise a ReadError if they are not `count` lines.
 
-        Raise it too if a remote file cannot be fetched, a DataError if one is gone when it is first looked at, and an
-        OSError if a local one cannot be read. SettingsError and MachineError of `read` pass through.
+        Raise it too if the file ends before, or a remote one cannot be fetched, a DataError if one is gone when it is
+        first looked at, and an OSError if a local one cannot be read. SettingsError and MachineError of `read` pass
+        through.
         """
-        return taken_apart(self.files.read(path, start, stop - start), begins_file=not start)
+        lines = taken_apart(self.files.read(path, start, stop - start), begins_file=not start)
+        # Somebody has rewritten the file since it was cut into pieces: its lines would count as other rows.
+        if len(lines.starts) != count:
+            raise changed(f"{count} lines in bytes {start} to {stop}", f"{len(lines.starts)}", self.files.where(path))
+        return lines
 
     def open(self, indexed: Indexed) -> None:
         """Take the index; raise a DataError if a local file has another size, or a remote one another version.
@@ -159,8 +165,15 @@ class LineSource(TextSource):
             line = 1
             with self.files.open(path) as file:
                 for start, stop, lines in cut_lines(file, rows):
-                    yield LinePiece(path, number, start, stop, line, row)
+                    yield LinePiece(path, number, start, stop, line, row, lines)
                     line, row = line + lines, row + lines
+
+    def _lines_in(self, piece: LinePiece) -> WholeLines:
+        """Read the lines of a piece; raise a ReadError if they are not as many as when it was cut.
+
+        Other errors of `_lines_between` pass through.
+        """
+        return self._lines_between(piece.path, piece.start, piece.stop, piece.lines)
 
     @staticmethod
     def _columns_of(piece: LinePiece, lines: WholeLines, numbers: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
@@ -248,10 +261,10 @@ class LinesSource(LineSource):
     def probe(self, piece: LinePiece) -> Found:
         """Measure the lines of a piece; empty lines and those that are not UTF-8 become bad rows.
 
-        Raise a ReadError if the file ends before the piece does or cannot be fetched, and an OSError if the disk fails.
-        Other errors of `_lines_between` pass through.
+        Raise a ReadError if the file was rewritten since it was surveyed or cannot be fetched, and an OSError if the
+        disk fails. Other errors of `_lines_between` pass through.
         """
-        lines, where = self._lines_between(piece.path, piece.start, piece.stop), self.files.where(piece.path)
+        lines, where = self._lines_in(piece), self.files.where(piece.path)
         good = np.flatnonzero(lines.characters > 0)
         bad = {
             piece.row + number: unusable_line(where, piece.line + number, lines.line(number))

@@ -49,10 +49,11 @@ class ParallelSettings:
 
 @dataclass(frozen=True, slots=True)
 class ParallelPiece:
-    """The same whole lines of all files: begin and end in each file, and the first line's number, from 0."""
+    """The same whole lines of all files: begin and end in each file, the first line's number, from 0, and how many."""
 
     spans: tuple[tuple[int, int], ...]
     row: int
+    lines: int
 
 
 class ParallelSource(TextSource):
@@ -115,17 +116,17 @@ class ParallelSource(TextSource):
             spans = map(spans_of, others, counts, self._places[1:])
             row = 0
             for (start, stop, lines), *same in zip(cuts, *spans, strict=True):
-                yield ParallelPiece(((start, stop), *same), row)
+                yield ParallelPiece(((start, stop), *same), row, lines)
                 row += lines
 
     def probe(self, piece: ParallelPiece) -> Found:
         """Measure the lines of all files; a row with an empty or undecodable line becomes a bad row.
 
-        Raise a ReadError if a file ends before the piece does or cannot be fetched, an OSError if the disk fails, and a
-        ValueError if files were rewritten, so that the piece has more lines in one than in another. Other errors of
-        `_lines_between` pass through.
+        Raise a ReadError if a file was rewritten since it was surveyed, so that the piece has another number of lines,
+        or cannot be fetched, and an OSError if the disk fails. Other errors of `_lines_between` pass through.
         """
-        files = [self._lines_between(name, *span) for name, span in zip(self._names, piece.spans, strict=True)]
+        spans = zip(self._names, piece.spans, strict=True)
+        files = [self._lines_between(name, *span, piece.lines) for name, span in spans]
         usable = np.array([lines.characters > 0 for lines in files])
         good = np.flatnonzero(usable.all(axis=0))
         spoiled = np.flatnonzero(~usable.all(axis=0))

@@ -8,6 +8,7 @@ from loader_server.coordinator.endpoint_writer import EndpointWriter
 from loader_server.machine import reachable
 from shared.logs import Log
 from tests.support.disk import no_file_larger_than
+from tests.support.exhaustion import no_descriptor_left
 
 
 @pytest.fixture
@@ -64,3 +65,15 @@ def test_a_full_disk_is_said_once_and_tried_again(file, caplog):
     assert caplog.text.count("endpoint file cannot be written yet") == 1
     writer.write()
     assert file.read_text() == "tcp://127.0.0.1:7400\n"
+
+
+def test_a_lack_of_descriptors_is_logged_once_and_tried_again(file, caplog):
+    writer = writer_of(file)
+    with no_descriptor_left(), caplog.at_level("WARNING"):
+        writer.write()
+        writer.write()
+    assert not file.exists()
+    assert caplog.text.count("endpoint file cannot be written yet") == 1
+    assert "Too many open files" in caplog.text
+    writer.write()
+    assert file.read_text().endswith(":7400\n")

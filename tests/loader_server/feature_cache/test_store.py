@@ -192,6 +192,46 @@ def test_a_disk_that_is_full_is_no_error(store, tmp_path, monkeypatch, caplog) -
     assert [path.name for path in (tmp_path / "root" / "key").glob("segment-*")] == ["segment-1"]
 
 
+@pytest.mark.parametrize("room", [0, 70])
+def test_a_copy_on_write_disk_that_is_full_is_no_error_although_the_segment_was_allocated(
+    room: int, store, tmp_path, monkeypatch, caplog
+) -> None:
+    left = room
+
+    def take_what_has_room(handle: int, content: bytes, offset: int) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(handle, content[:left], offset)
+        left -= written
+        return written
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with store() as one:
+        one.put(0, "id", blob(0))
+        write = os.pwrite
+        monkeypatch.setattr(os, "pwrite", take_what_has_room)
+        monkeypatch.setattr(os, "ftruncate", refuse)
+        for sample in range(1, 4):
+            one.put(sample, "id", blob(sample))
+        monkeypatch.undo()
+        assert [one.get(sample, "id") for sample in range(4)] == [blob(0), None, None, None]
+    assert len(caplog.records) == 1
+    with store() as again:
+        assert again.get(0, "id") == blob(0)
+        assert (tmp_path / "root" / "key" / "segment-1").stat().st_size == len(blob(0)), "the rest is given back"
+
+
+def test_what_a_disk_takes_in_parts_is_kept(store, monkeypatch) -> None:
+    with store() as one:
+        write = os.pwrite
+        monkeypatch.setattr(os, "pwrite", lambda handle, content, offset: write(handle, content[:7], offset))
+        one.put(0, "id", blob(0))
+        assert one.get(0, "id") == blob(0)
+
+
 @pytest.mark.parametrize("place", ["key/table", "key/segment-1", "ledger", "key"])
 def test_a_link_that_somebody_planted_is_refused_and_leads_nowhere(place: str, tmp_path: Path, store) -> None:
     victim = tmp_path / "victim"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,8 +25,6 @@ from loader_server.sources.registry import SourceSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 ROWS = (
     BadRow("a.csv", 2, "missing_file", "No such file: caf\u00e9\n\udcff.wav"),
@@ -136,3 +135,26 @@ def test_reading_maps_the_file_and_copies_nothing(tmp_path):
     column = mapped(tmp_path / "n.npy")
     assert not column.flags.owndata
     assert not column.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [2**63], [-(2**63) - 1], [2**70], np.array([1, 2**63 + 5], np.uint64), np.array([np.nan]), np.array([1.5]),
+    ],
+)  # fmt: skip
+def test_numbers_that_a_column_cannot_hold_are_refused_and_none_is_written(values, tmp_path):
+    writer = ColumnWriter(tmp_path / "n.npy", "int64")
+    writer.append([7])
+    with pytest.raises(OverflowError):
+        writer.append(values)
+    writer.append(np.array([2**63 - 1], np.uint64))
+    writer.append(np.array([-1], np.int8))
+    writer.close()
+    assert mapped(tmp_path / "n.npy").tolist() == [7, 2**63 - 1, -1]
+
+
+def test_an_empty_file_is_damaged_and_named(tmp_path):
+    (tmp_path / "n.npy").touch()
+    with pytest.raises(ValueError, match=r"n\.npy is empty"):
+        mapped(tmp_path / "n.npy")

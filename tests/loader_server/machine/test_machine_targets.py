@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from loader_server.machine import machine_targets
 from loader_server.machine.machine_targets import MachineTargets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class _Coordinator:
-    """An HTTP server that answers `/targets`, as a coordinator's metrics port does."""
+    """An HTTP server that answers `/targets`, as a coordinator's metrics port does, once `wait` returns."""
 
     def __init__(self, name: str) -> None:
+        self.wait: Callable[[], object] = lambda: None
         self.content = json.dumps([{"targets": [name], "labels": {"job": name}}])
         self.headers: list[str | None] = []
         coordinator = self
@@ -27,6 +29,7 @@ class _Coordinator:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 coordinator.headers.append(self.headers.get("Authorization"))
+                coordinator.wait()
                 self.send_response(200 if self.path == "/targets" else 404)
                 self.end_headers()
                 self.wfile.write(coordinator.content.encode())
@@ -85,6 +88,15 @@ def test_a_coordinator_that_is_silent_or_gone_counts_with_its_last_list(
     assert _names(targets) == ["digits", "words"]
     digits.content = "[]"
     assert _names(targets) == ["words"]
+
+
+def test_coordinators_are_asked_at_the_same_time(
+    digits: _Coordinator, words: _Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_targets, "_ANSWER_S", 60.0)
+    both_asked = threading.Barrier(2, timeout=60)
+    digits.wait = words.wait = both_asked.wait  # neither answers before the other was asked
+    assert _names(MachineTargets({"digits": digits.job, "words": words.job}, "")) == ["digits", "words"]
 
 
 @pytest.mark.parametrize("content", ["", "{}", '[{"targets": ', "\xff"])

@@ -293,7 +293,19 @@ def test_an_identity_is_the_number_in_data_like_these(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lengths", "said"),
     [
-        ({"tokens": [1, 2]}, r'a whole number for each of 6 samples as lengths of "tokens", got int64 \[2\]'),
+        (
+            {"tokens": [1, 2]},
+            r'a whole number of at least 0 for each of 6 samples as lengths of "tokens", got int64 \[2\]',
+        ),
+        ({"tokens": [1, 2, 3, 4, 5, -6]}, r'0 for each of 6 samples as lengths of "tokens", got numbers from -6 to 5'),
+        (
+            {"tokens": np.array([2**63 + 5] * 6, np.uint64)},
+            r"got numbers from 9223372036854775813 to 92233720368547758",
+        ),
+        ({"tokens": [2**70] * 6}, r"got object \[6\]"),
+        ({"tokens": [1, 2, 3, 4, 5, float("nan")]}, r"got float64 \[6\]"),
+        ({"tokens": [[1], [1, 2], 3, 4, 5, 6]}, r"whole number .* got setting an array element with a sequence"),
+        ([1, 2, 3, 4, 5, 6], r"expected a mapping of keys and lengths, got a list"),
         ({"tokens": [0.5] * 6}, r"got float64 \[6\]"),
         (
             {"token": [1] * 6},

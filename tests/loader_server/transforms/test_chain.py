@@ -53,6 +53,12 @@ def forgotten_length(sample, rng): pass
 @transform({"audio": ("float32", None)}, lengths={"audio": lambda lengths: lengths["audio"] / 2})
 def fractional(sample, rng): pass
 
+@transform(lengths={"audio": lambda lengths: np.array([1, 2, 3])})
+def too_many(sample, rng): pass
+
+@transform()
+def numbered(sample, rng): pass
+
 @transform()
 def raising(sample, rng):
     raise KeyError("speaker")
@@ -189,6 +195,25 @@ def test_what_does_not_fit_is_a_sample_error_with_its_reason(users, name, reason
     with pytest.raises(SampleError, match=message) as caught:
         applied(made(users, name))
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("int64", float("nan")), ("int64", float("inf")), ("int64", 2**70), ("int64", 1.5), ("uint8", -1),
+        ("uint8", 256), ("bool", 2),
+    ],
+)  # fmt: skip
+def test_a_number_that_its_dtype_cannot_hold_is_a_sample_error(users, dtype, value):
+    chain = made(users, "numbered", raw=(*RAW, Field(key="n", dtype=dtype, shape=())))
+    with pytest.raises(SampleError, match=rf'after the transforms: expected "n" as {dtype} \[\], got {value}'):
+        applied(chain, n=value)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int64", 2.0), ("bool", 1), ("uint8", True), ("float32", 0.1)])
+def test_a_number_that_its_dtype_holds_is_converted(users, dtype, value):
+    chain = made(users, "numbered", raw=(*RAW, Field(key="n", dtype=dtype, shape=())))
+    assert applied(chain, n=value)["n"] == np.asarray(value, dtype)
 
 
 @pytest.mark.fault(31)
@@ -345,6 +370,11 @@ def test_a_transcript_that_the_source_does_not_have_is_named(users):
 def test_fractional_lengths_are_refused(users):
     with pytest.raises(SettingsError, match=r"expected lengths that are whole numbers, got float64\. Divide with //"):
         made(users, "fractional").lengths(lengths())
+
+
+def test_lengths_of_another_number_of_samples_are_refused(users):
+    with pytest.raises(SettingsError, match=r"expected a length for each of 2 samples, or one for all, got lengths of"):
+        made(users, "too_many").lengths(lengths())
 
 
 def test_lists_of_unequal_lengths_are_refused_where_lengths_are_measured(users):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from dataclasses import replace
 
@@ -158,6 +159,26 @@ def test_before_there_is_a_route_it_does_not_register_and_without_one_it_keeps_i
     worker.turn()
     assert worker.hear() == (who, BEAT)
     assert worker.registration.membership.registered
+    worker.close()
+
+
+def test_a_worker_without_a_descriptor_to_look_for_its_address_keeps_the_one_it_has(context, monkeypatch, caplog):
+    worker = Worker(context, replace(REGISTER, endpoint="tcp://0.0.0.0:7411"))
+
+    def refuse(_host):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    who, _ = worker.hear()
+    worker.tell(who, m.Registered(heartbeat_timeout_ms=2000))
+    worker.turn()
+    monkeypatch.setattr(reachable, "_find_address_towards", refuse)
+    for _ in range(2):
+        worker.now_s += 1.0
+        worker.turn()
+    assert worker.hear() == (who, BEAT)
+    assert worker.registration.membership.registered
+    assert caplog.text.count("this worker's address cannot be looked for yet") == 1
+    assert "Allow more open files" in caplog.text
     worker.close()
 
 

@@ -48,6 +48,17 @@ def account(at, queue_at):
     return LeaseAccount(receiver, Accounts(()), answer), receiver
 
 
+@pytest.mark.parametrize("epochs", [None, 3, "01", {}, [], [3], [[0]], [[0, 1, None]], [[0, -1, []]], [[0, 1, ["x"]]]])
+def test_a_state_whose_epochs_are_none_is_refused_and_nothing_moves(epochs):
+    leases, _ = account(2, 2)
+    leases._taken.append("a batch of epoch 2")
+    state = {"job": "j", "stream": "s", "plan_digest": "p", "work": "train", "epochs": epochs}
+    for use in (leases.restore, leases.epoch_of):
+        with pytest.raises(SettingsError, match="restore: expected "):
+            use(state)
+    assert (leases.at.epoch, list(leases._taken)) == (2, ["a batch of epoch 2"])
+
+
 @pytest.mark.parametrize("queue_at", [0, 5])
 def test_who_follows_reads_where_the_queue_is_and_drops_what_it_had_read(queue_at):
     leases, receiver = account(2, queue_at)

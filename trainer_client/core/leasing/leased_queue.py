@@ -138,8 +138,8 @@ class EndLease:
     """
 
     def __init__(self, settings: CoreSettings, attached: m.Attached, book: KnownBook, out: list[i.Instruction]) -> None:
-        #: When a message is due next.
-        self.due_s = float("inf")
+        #: When a message is due next while the book is not lost.
+        self._due_s = float("inf")
         self._settings = settings
         self._stream = attached.stream
         self._timeout_s = attached.heartbeat_timeout_ms / 1000
@@ -154,6 +154,11 @@ class EndLease:
         self._lease: Lease | None = None
         self._is_report = False
 
+    @property
+    def due_s(self) -> float:
+        """Return when a message is due next; infinity if only an event can cause one, or the book is lost."""
+        return float("inf") if self._book.is_lost else self._due_s
+
     def ask(self, serial: int, now_s: float, *, done: bool | None = None) -> None:
         """Ask for the lease of the work, or report it as `done` or failed, for the caller with this serial.
 
@@ -166,7 +171,7 @@ class EndLease:
         """If a caller waits, repeat the open message or ask again: the coordinator knows us again or has news."""
         # The trainer that had the lease may have died in the work, so that the lease may be ours now.
         if self._asked is not None:
-            self.due_s = now_s
+            self._due_s = now_s
 
     def _say(self, now_s: float, *, done: bool | None = None) -> None:
         lease = () if self._lease is None else (self._lease,)
@@ -177,7 +182,7 @@ class EndLease:
             book=self._book.mark, generation=self._generation, done=lease if done else (), failed=failed, returned=(),
             in_hand=None, wanted=int(done is None), before=self._settings.epochs or 0, snapshot=False,
         )  # fmt: skip
-        self.due_s = now_s
+        self._due_s = now_s
 
     def receive(self, answer: m.Leases, now_s: float) -> bool:
         """Take in an answer; return False if it is not for the open message.
@@ -189,16 +194,16 @@ class EndLease:
             return False
         self._wait.end()
         if not self._book.hear(answer.book):
-            self._open, self.due_s = None, float("inf")
+            self._open, self._due_s = None, float("inf")
             return True
         self._open, self._generation = None, answer.generation
         self._lease = answer.leases[0] if answer.leases and not self._is_report else None
         if self._is_report or self._lease is not None or answer.unsettled:
             assert self._asked is not None
             self._out.append(i.AnswerEnd(self._asked, self._lease is not None))
-            self._asked, self.due_s = None, float("inf")
+            self._asked, self._due_s = None, float("inf")
         else:
-            self.due_s = now_s + self._timeout_s / 2
+            self._due_s = now_s + self._timeout_s / 2
         return True
 
     def decide(self, now_s: float) -> None:
@@ -206,13 +211,13 @@ class EndLease:
 
         A message that is not answered is due again 0.5 s later. Do nothing once the coordinator's book is lost.
         """
-        if now_s < self.due_s or self._book.is_lost:
+        if now_s < self.due_s:
             return
         if self._open is None:
             self._say(now_s)
         assert self._open is not None
         self._wait.look(now_s)
-        self.due_s = now_s + _PAUSE_S
+        self._due_s = now_s + _PAUSE_S
         self._out.append(i.ToCoordinator(self._open))
 
     def excuse(self, now_s: float) -> None:

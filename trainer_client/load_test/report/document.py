@@ -119,16 +119,32 @@ def write_report(folder: Path, document: Mapping[str, Any], old: Mapping[str, An
 def read_report(path: Path) -> dict[str, Any]:
     """Return the document of an older report.json.
 
-    Raise SettingsError if the file cannot be read, is no such document, or has another format.
+    Raise SettingsError if the file cannot be read, is no such document, lacks a part, or has another format.
     """
     try:
         document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise _no_report(path, str(error)) from None
-    is_report = isinstance(document, dict) and document.get("format") == FORMAT
-    if not is_report or not isinstance(document.get("figures"), dict):
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise _no_report(path, "another file")
-    return document  # type: ignore[no-any-return] # checked above
+    if not all(isinstance(document.get(part), dict) for part in ("figures", "settings")):
+        raise _no_report(path, "one without figures or settings")
+    runs = document.get("runs")
+    if not isinstance(runs, list) or not runs or not all(map(_is_run, runs)):
+        raise _no_report(path, "one without runs, or with a run that lacks its figures or waits")
+    return document
+
+
+def _is_run(run: object) -> bool:
+    """Return whether this is a run with what is drawn of an older test."""
+    figures, curve = (run.get("figures"), run.get("wait_curve_ms")) if isinstance(run, dict) else (None, None)
+    if not isinstance(figures, dict) or not isinstance(curve, list):
+        return False
+    return isinstance(figures.get("batches_per_s"), int | float) and all(map(_is_point, curve))
+
+
+def _is_point(point: object) -> bool:
+    return isinstance(point, list) and [type(number) in {int, float} for number in point] == [True, True]
 
 
 def _no_report(path: Path, got: str) -> SettingsError:

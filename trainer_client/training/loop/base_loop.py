@@ -202,7 +202,7 @@ class BaseLoop:
             expected="finite loss and gradients", got=f"others in each of {1 + self._settings.retries} tries",
             where=f"batch {batch} of epoch {epoch} of {stream}, step {self._progress.steps}",
             remedy="They were never applied. Lower the learning rate, clip gradients (clipnorm=1.0), or "
-            f"look at it: loader-server show JOB {stream} --epoch {epoch} --batch {batch}",
+            f"look at it: loader-server show JOB --stream {stream} --epoch {epoch} --batch {batch}",
         )  # fmt: skip
 
     def _note_step(self, loss: float, rows: int) -> None:

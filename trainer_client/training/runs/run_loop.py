@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import EndedError, SettingsError
+from trainer_client.session.call_checks import fields_of_state
 from trainer_client.training.runs.run_progress import RunProgress
 from trainer_client.training.runs.until import NotedMeans, RunTotals
 
@@ -70,6 +71,8 @@ class Run:
         #: The totals before the loop began, or when it was left.
         self._there = RunTotals()
         self._is_running = False
+        #: The reason for which the loop was over, or left, last.
+        self._past_reason = ""
         self._noted = NotedMeans()
         self._in_hand_rows = 0
         #: Batches of the step in hand, and the rows that were trained on before it.
@@ -123,8 +126,8 @@ class Run:
     def stop(self, why: str = "stopped") -> None:
         """End the run after the step in hand, unless it is over already; may be called from any thread.
 
-        What was read ahead is left for the next run, or in queue mode for other trainers. A reason
-        from before the loop begins is forgotten then, and an empty one ends nothing.
+        What was read ahead is left for the next run, or in queue mode for other trainers. A loop that has not begun
+        ends before its first step. An empty reason ends nothing.
 
         Args:
             why: The reason, which the run prints and has as `reason`.
@@ -146,6 +149,7 @@ class Run:
         self._progress.begin(
             f"training {self._session.spec.stream}",
             RunTotals(epochs=self._feed.epoch, steps=there.steps, samples=there.samples, seconds=there.seconds),
+            past=self._past_reason,
         )
         self._is_running = True
         try:
@@ -153,7 +157,7 @@ class Run:
                 yield from self._epoch()
         finally:
             # However the loop is left: it may be begun again, and goes on from these totals.
-            self._there, self._is_running = self._progress.totals, False
+            self._there, self._is_running, self._past_reason = self._progress.totals, False, self.reason
         self._progress.finish()
         self._session.end_run(self.reason, epoch=self._there.epochs, step=self._there.steps)
 
@@ -260,10 +264,10 @@ class Run:
         """Go to what `state` returned, before the loop begins.
 
         Args:
-            state: What `state` returned, in this run or an earlier one; KeyError is raised if it lacks a part.
+            state: What `state` returned, in this run or an earlier one.
 
         Raises:
-            SettingsError: The cursor in it is something else, or of another job, stream or plan.
+            SettingsError: `state` is something else, such as one that was cut short, or of another job, stream or plan.
             RefusedError: Other ranks stand at another cursor.
             LostError: The coordinator did not answer.
             StokerError: The feed's own error, if it failed or was closed.
@@ -272,10 +276,12 @@ class Run:
             >>> run = trainer_client.Run(feed, trainer_client.Until(steps=3))
             >>> run.restore(run.state())
         """
+        state = fields_of_state(state, ("feed", "run", "noted"), "Run.restore")
+        # Before the feed goes there, so that a state that is refused leaves the run as it was.
+        there, noted = RunTotals.of(state["run"]), NotedMeans.of(state["noted"])
         self._feed.restore(state["feed"])
         self._initial = None
-        self._there = RunTotals.of(state["run"])
-        self._noted = NotedMeans.of(state["noted"])
+        self._there, self._noted = there, noted
 
 
 def progress_of(until: Until, session: FeedSession) -> RunProgress:

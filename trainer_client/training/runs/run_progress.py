@@ -60,13 +60,16 @@ class RunProgress:
     def _spent_s(self) -> float:
         return self._clock() - self._began_s
 
-    def begin(self, what: str, there: RunTotals) -> None:
-        """Begin or continue the run, without a reason to end and with these totals; print so on the rank that prints.
+    def begin(self, what: str, there: RunTotals, *, past: str | None = None) -> None:
+        """Begin or continue the run with these totals; print so on the rank that prints.
 
-        It is over at once if a limit is reached or passed already. SettingsError of `from_there` passes through, and
-        OverflowError, on the rank that prints, for an infinite limit of time.
+        A reason to end from before is forgotten; if `past` is given, only that one, and another ends the run at once.
+        It is over at once as well if a limit is reached or passed already. SettingsError of `from_there` passes
+        through, and OverflowError, on the rank that prints, for an infinite limit of time.
         """
-        self._began_s, self.reason = self._clock(), ""
+        self._began_s = self._clock()
+        if past is None or self.reason == past:
+            self.reason = ""
         self._there = self._totals = there
         self._limits = self._until.from_there(there)
         if self._agreed_time is not None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import SettingsError
+from trainer_client.session.call_checks import fields_of_state, refused, seconds, whole
 from trainer_client.training.runs.printed_lines import spell_time
 
 if TYPE_CHECKING:
@@ -37,12 +38,20 @@ class RunTotals:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> RunTotals:
-        """Return the totals from what `state` returned; what an earlier release did not save is 0."""
-        return cls(**{field.name: state[field.name] for field in fields(cls) if field.name in state})
+        """Return the totals from what `state` returned; what an earlier release did not save is 0.
+
+        Raise SettingsError if it is something else.
+        """
+        state = fields_of_state(state, (), "restore")
+        counts = {name: whole(state[name], name, "restore") for name in ("epochs", "steps", "samples") if name in state}
+        return cls(**counts, seconds=seconds(state.get("seconds", 0.0), "seconds", "restore", may_be_zero=True))
 
     @classmethod
     def of_checkpoint(cls, record: Mapping[str, Any]) -> RunTotals:
-        """Return the totals in a checkpoint; what an earlier release, or a run without a target, lacks is 0."""
+        """Return the totals in a checkpoint; what an earlier release, or a run without a target, lacks is 0.
+
+        Raise SettingsError if they are no numbers.
+        """
         return cls.of({"steps": record.get("step", 0)} | record.get("run", {}) | {"epochs": record.get("epoch", 0)})
 
     def words(self, *, is_share: bool = False) -> list[str]:
@@ -80,9 +89,12 @@ class NotedMeans:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> NotedMeans:
-        """Return the means so far, made again from what `state` returned."""
+        """Return the means so far, made again from what `state` returned; raise SettingsError for anything else."""
         noted = cls()
-        noted._sums = {name: (float(total), int(rows)) for name, (total, rows) in state.items()}
+        try:
+            noted._sums = {name: (float(total), int(rows)) for name, (total, rows) in state.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise refused("noted sums, each with its number of rows, by name", state, "restore") from None
         noted.rows = max((rows for _, rows in noted._sums.values()), default=0)
         return noted
 

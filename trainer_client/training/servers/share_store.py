@@ -107,6 +107,10 @@ class ShareStore:
         SettingsError if a new optimizer comes built already; errors of `make_optimizer` are passed on.
         """
         parts = message.parts
+        # Before memory is taken for them: a shape that is no variable's may be of any size.
+        needed = sum(math.prod(part.shape) * np.dtype(part.dtype).itemsize for part in parts)
+        if needed > frame.nbytes:
+            raise _not_of_this_share(f"{frame.nbytes} bytes for {needed}")
         variables = [keras.Variable(np.zeros(part.shape, part.dtype), dtype=part.dtype) for part in parts]
         optimizer = self._make_optimizer()
         state = OptimizerVariables(optimizer, variables)
@@ -180,13 +184,18 @@ class ShareStore:
     def read(self, message: m.Push, frame: memoryview) -> Gradients:
         """Return the gradients in a frame, with the places of their parts and tables.
 
-        Raise ProtocolError if they are not of this share: an unknown part or table, a row that it lacks, ids that do
-        not rise, or a frame of another size. Raise it also if rows to be made are more than this server may hold.
+        Raise ProtocolError if they are not of this share: an unknown part or table, or the same twice, a row that it
+        lacks, ids that do not rise, or a frame of another size. Raise it also if rows to be made are more than this
+        server may hold.
         """
+        _refuse_twice("part", [part.place for part in message.parts])
+        _refuse_twice("table", [gradient.table for gradient in message.tables])
         kinds: list[tuple[tuple[int, ...], str]] = []
         for part in message.parts:
             shape, dtype = self._form(part.place)
             if part.rows is not None:
+                if not shape:
+                    raise _not_of_this_share(f"rows of part {part.place}, which has none")
                 kinds.append(((part.rows,), "int64"))
                 shape = (part.rows, *shape[1:])
             kinds.append((shape, dtype))
@@ -291,6 +300,12 @@ def split_frame(frame: memoryview, kinds: Sequence[tuple[tuple[int, ...], str]])
         arrays.append(np.frombuffer(frame[at : at + size], dtype).reshape(shape))
         at += size
     return arrays
+
+
+def _refuse_twice(kind: str, places: Sequence[int]) -> None:
+    # An optimizer takes each variable once a step.
+    if len(set(places)) < len(places):
+        raise _not_of_this_share(f"several gradients of a {kind}")
 
 
 def _refuse_unsorted(place: int, ids: NDArray[np.int64]) -> None:

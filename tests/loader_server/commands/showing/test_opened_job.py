@@ -13,12 +13,15 @@ from loader_server.commands.index import index_missing
 from loader_server.coordinator.events import CulpritFound, GroupFixed
 from loader_server.coordinator.journal import Journal
 from loader_server.job_file import JobFile
+from loader_server.planning.epoch import EpochPlan
 from loader_server.stream import Stream
 from shared.errors import DataError, SampleError, SettingsError
 from tests.support.loaders import running, write_job
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from loader_server.planning.windows.window import WindowPlan
 
 _NOISE = "tests.support.transforms:noise"
 
@@ -62,6 +65,21 @@ def test_a_sample_is_the_row_of_its_batch(path: Path) -> None:
         raw = stream.sample(shown.number, raw=True)
         assert raw["text"] == shown.texts["text"]
         assert raw["audio"].ndim == 1
+
+
+def test_a_window_is_planned_once_for_all_of_its_batches(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, plan = list[int](), EpochPlan._planned
+
+    def noting(self: EpochPlan, window: int) -> WindowPlan:
+        planned.append(window)
+        return plan(self, window)
+
+    monkeypatch.setattr(EpochPlan, "_planned", noting)
+    with loader_server.open(path) as job:
+        stream = job.stream("train")
+        for number in range(stream.batches()):
+            stream.batch(number)
+    assert planned == [0]
 
 
 def test_streams_are_listed_and_opened_once(path: Path) -> None:

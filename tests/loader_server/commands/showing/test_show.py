@@ -17,7 +17,7 @@ from loader_server.building.quarantine import Quarantine
 from loader_server.cli import main
 from loader_server.commands.index import index_missing, index_streams
 from loader_server.commands.showing.batch_picture import draw, segment_starts
-from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, build_batch
+from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, ShownBatches
 from loader_server.coordinator.events import CulpritFound, Forgot, GroupFixed
 from loader_server.coordinator.journal import Journal
 from loader_server.job_file import JobFile
@@ -66,11 +66,11 @@ def _break(job: JobFile, name: str) -> None:
 
 
 def _shown(job: JobFile, number: int = 0, **of: int) -> ShownBatch:
-    return build_batch(Stream(job, "train"), BatchNumber(**{"epoch": 3, "number": number, "group": 1, **of}), ())
+    return ShownBatches(Stream(job, "train"), ()).build(BatchNumber(**{"epoch": 3, "number": number, "group": 1, **of}))
 
 
 def test_what_is_seen_is_what_a_worker_builds(job: JobFile, capsys: Any) -> None:
-    facts = _facts(capsys, job.path, "train", "--epoch", 3, "--batch", 1)
+    facts = _facts(capsys, job.path, "--stream", "train", "--epoch", 3, "--batch", 1)
     stream = Stream(job, "train")
     builder = Builder(stream, Quarantine(job.base / "q.jsonl"), Deadline(9.0, lambda _: None))
     from loader_server.commands.showing.shown_batch import _want  # a want is a want
@@ -209,11 +209,11 @@ def test_packed_rows_and_batches_that_are_written_at_once(tmp_path: Path, capsys
     plain = _facts(capsys, path, "--batch", 1)
     assert [one["row"] for one in plain["samples"]] == list(range(len(plain["samples"])))
     assert all(one["lengths"]["tokens"] and not one["texts"] for one in plain["samples"])
-    packed = _facts(capsys, path, "packed")
+    packed = _facts(capsys, path, "--stream", "packed")
     assert len({one["row"] for one in packed["samples"]}) < len(packed["samples"])
     assert any(one["offset"] for one in packed["samples"])
     picture = tmp_path / "packed.png"
-    draw(build_batch(Stream(job, "packed"), BatchNumber(epoch=0, number=0, group=1), ()), picture)
+    draw(ShownBatches(Stream(job, "packed"), ()).build(BatchNumber(epoch=0, number=0, group=1)), picture)
     assert picture.read_bytes()[:4] == b"\x89PNG"
     from matplotlib.image import imread  # slow to load
 
@@ -294,11 +294,11 @@ def test_a_batch_of_chunks_says_which_stretch_each_row_is_and_where_a_recording_
     path = write_job(tmp_path, samples=6, stream='chunk = "0.2 s"\ncarry = true', budget="0.8 s")
     path.write_text(path.read_text().replace("shapes = 4\n", ""))
     _indexed(path)
-    first, second = (_facts(capsys, path, "train", "--batch", number)["samples"] for number in (0, 1))
+    first, second = (_facts(capsys, path, "--stream", "train", "--batch", number)["samples"] for number in (0, 1))
     assert all(one["reset"] for one in first)
     names = [one["name"] for one in second if not one["reset"]]
     assert names
     assert all(" [1600:" in name for name in names)
-    _, out, _ = _said(capsys, path, "train", "--batch", 1)
+    _, out, _ = _said(capsys, path, "--stream", "train", "--batch", 1)
     assert "reset" in out
     assert "[1600:" in out

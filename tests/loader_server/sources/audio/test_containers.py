@@ -5,6 +5,7 @@ taken for all that follows.
 from __future__ import annotations
 
 import io
+import os
 import struct
 
 import numpy as np
@@ -169,6 +170,17 @@ def test_chunks_before_the_audio_are_followed_by_their_size_and_padding(nbytes):
     assert header_of_bytes(raw, "here") == (FRAMES, RATE, 1)
     with pytest.raises(SampleError, match=f"expected {2 * FRAMES} bytes of audio"):
         header_of_bytes(raw[:-600], "here")
+
+
+@pytest.mark.parametrize("nbytes", [10**6, 2**32 - 1])
+def test_a_chunk_that_leads_beyond_the_end_of_the_file_leaves_it_to_libsndfile(nbytes, tmp_path):
+    raw = recording("16 bits")
+    path = tmp_path / "a.wav"
+    path.write_bytes(raw[:36] + b"LIST" + struct.pack("<I", nbytes) + raw[36:])
+    with path.open("rb") as file:
+        assert audio_extent(lambda at, size: os.pread(file.fileno(), size, at), path.stat().st_size) is None
+    with pytest.raises(SampleError, match="expected WAV, FLAC, OGG or MP3, got "):
+        header_of_bytes(path.read_bytes(), "here")
 
 
 def test_the_size_in_64_bits_counts_only_where_the_other_says_so():

@@ -9,7 +9,7 @@ import pytest
 
 from loader_server.commands.index import index_missing
 from loader_server.commands.plan_report import facts
-from loader_server.commands.showing.shown_batch import BatchNumber, build_batch
+from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatches
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import SettingsError
@@ -216,11 +216,11 @@ def test_a_masked_chunk_keeps_its_reset_and_rows_without_one_have_none(tmp_path)
     stream = carried(tmp_path)
     epoch = stream.plan.epoch(0, 1)
     bad = int(epoch.batch(0).samples[1])
-    batch = build_batch(stream, BatchNumber(epoch=0, number=0, group=1), [("train", stream.identity(bad))])
+    batch = ShownBatches(stream, [("train", stream.identity(bad))]).build(BatchNumber(epoch=0, number=0, group=1))
     assert batch.arrays["weight"].tolist() == [1, 0]
     assert batch.arrays["tag"][1] == bad
     assert batch.arrays["reset"].tolist() == [True, True]
-    last = build_batch(stream, BatchNumber(epoch=0, number=epoch.batches - 1, group=1), [])
+    last = ShownBatches(stream, []).build(BatchNumber(epoch=0, number=epoch.batches - 1, group=1))
     assert (last.arrays["tag"].tolist()[1], last.arrays["weight"][1], bool(last.arrays["reset"][1])) == (-1, 0, False)
     assert stream.fields[-1].key == "reset"
     stream.close()
@@ -230,7 +230,7 @@ def test_arrays_that_come_whole_batches_at_a_time_have_resets_too(tmp_path):
     np.savez(tmp_path / "data.npz", x_values=np.arange(30, dtype=np.int32), x_offsets=np.array([0, 21, 30]))
     said = 'chunk = "5 steps"\ncarry = true\nmax_rows = 2'
     stream = opened(tmp_path, said, source="numpy", paths=["data.npz"], length="x")
-    found = [build_batch(stream, BatchNumber(epoch=0, number=n, group=1), []).arrays for n in range(5)]
+    found = [ShownBatches(stream, []).build(BatchNumber(epoch=0, number=n, group=1)).arrays for n in range(5)]
     assert [one["reset"].tolist() for one in found] == [[True, True], *[[False, False]] * 4]
     assert [one["x_length"].tolist() for one in found] == [[5, 5], [5, 4], [5, 0], [5, 0], [1, 0]]
     stream.close()

@@ -178,3 +178,15 @@ def test_a_line_keeps_its_identity_while_others_come_and_go(tmp_path: Path) -> N
     assert known["two"] not in {after.identity(sample) for sample in range(3)}
     assert known["one"].startswith("0.txt, a line of 3 bytes, ")
     assert len(set(known.values())) == 3
+
+
+@pytest.mark.parametrize("kind", ["lines", "jsonl"])
+def test_a_file_that_is_rewritten_while_it_is_indexed_is_named(tmp_path: Path, kind: str) -> None:
+    name = written(tmp_path, b'{"a": 1}\n{"a": 2}\n')
+    source = spec_of(kind, tmp_path, paths=[name]).make()
+    (piece,) = source.survey().pieces(10)
+    written(tmp_path, b'{"a": 1000000000}\n')
+    with pytest.raises(
+        ReadError, match=r"a\.txt: expected 2 lines in bytes 0 to 18, got 1: the file has changed since"
+    ):
+        source.probe(piece)

@@ -87,6 +87,17 @@ def test_a_file_that_loses_lines_while_it_is_indexed_is_named(tmp_path: Path) ->
         list(pieces(2))
 
 
+@pytest.mark.parametrize("content", [b"1\n2\n3\n4\n", b"one\ntwo", b"one two\n"])
+def test_a_file_that_is_rewritten_while_it_is_indexed_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.en").write_text("one\ntwo\n")
+    (tmp_path / "a.de").write_text("eins\nzwei\n")
+    source = spec_of("parallel", tmp_path, paths={"en": "a.en", "de": "a.de"}).make()
+    (piece,) = source.survey().pieces(10)
+    (tmp_path / "a.en").write_bytes(content)
+    with pytest.raises(ReadError, match=r"a\.en: expected .*: the file has changed since"):
+        source.probe(piece)
+
+
 def test_a_row_that_changed_is_refused_when_it_is_read(tmp_path: Path) -> None:
     source, _ = indexed(tmp_path, source=b"one\ntwo\n", target=b"eins\nzwei\n")
     (tmp_path / "a.target").write_bytes(b"eins\nzwo!\n")

@@ -113,3 +113,15 @@ def test_it_is_nobodys_once_the_journal_is_lost_and_the_feed_ends():
     assert len(lone.ordered(i.Fail)) == 1
     lone.tell(after_s=60.0)
     assert said(lone) == []
+
+
+def test_nothing_is_due_once_an_answer_about_batches_shows_that_the_journal_is_lost():
+    """Or the receive thread would look for something to send without a pause."""
+    lone = queue()
+    ask(lone)
+    report = lone.core.stream.leases._open
+    assert (report.work, lone.core.stream.sharing.due_s < float("inf")) == ("train", True)
+    assert answer(lone, report, book=BookMark(78, 1)) == []
+    assert len(lone.ordered(i.Fail)) == 1
+    lone.tell(after_s=60.0)
+    assert lone.core.stream.sharing.due_s == float("inf")

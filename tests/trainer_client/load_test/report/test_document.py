@@ -73,6 +73,21 @@ def test_anything_else_is_refused_with_a_remedy(tmp_path, text):
         read_report(tmp_path / "old.json")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"figures": None}, {"settings": []}, {"runs": None}, {"runs": []}, {"runs": [{}]}, {"runs": ["a"]},
+        {"runs": [{"figures": {"batches_per_s": None}, "wait_curve_ms": []}]},
+        {"runs": [{"figures": {"batches_per_s": 5}, "wait_curve_ms": [[1]]}]},
+        {"runs": [{"figures": {"batches_per_s": 5}, "wait_curve_ms": [0.1]}]},
+    ],
+)  # fmt: skip
+def test_a_report_that_lacks_a_part_is_refused_before_the_test_begins(tmp_path, change):
+    (tmp_path / "old.json").write_text(json.dumps(document() | change))
+    with pytest.raises(SettingsError, match=r"expected a report\.json of a load test, format 1, got one with"):
+        read_report(tmp_path / "old.json")
+
+
 def test_a_report_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(SettingsError, match="No such file"):
         read_report(tmp_path / "none.json")

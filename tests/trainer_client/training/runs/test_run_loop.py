@@ -69,6 +69,22 @@ def test_a_stop_waits_for_the_step_in_hand_and_leaving_does_not():
     assert len(feed.session.ended) == 1
 
 
+def test_a_stop_before_the_loop_begins_ends_it_before_its_first_step():
+    feed = FakeFeed(epochs=EPOCHS)
+    run = Run(feed, Until(epochs=3))
+    run.stop("not today")
+    assert places(run) == []
+    assert (run.reason, feed.session.ended) == ("not today", [("not today", 0, 0)])
+    run.stop("it is over already")
+    for batch in run:
+        if batch.number == 1:
+            break
+    run.stop("left and not begun again")
+    assert places(run) == []
+    assert (run.reason, feed.number) == ("left and not begun again", 1)
+    assert len(places(run)) == sum(EPOCHS) - 1
+
+
 def test_a_loop_that_was_left_is_gone_on_with_and_its_totals_stay():
     run = Run(FakeFeed(epochs=EPOCHS, replicas=1), Until(steps=5))
     for batch in run:
@@ -91,6 +107,37 @@ def test_what_was_restored_is_there_before_the_loop_begins():
     run = Run(FakeFeed(epochs=EPOCHS), Until(steps=5))
     run.restore(run.state() | {"run": RunTotals(steps=3, samples=10).state()})
     assert (run.totals.steps, run.state()["run"]["samples"]) == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("part", "content", "problem"),
+    [
+        ("run", None, "expected what state() returned, got None"),
+        ("run", {"steps": "3"}, "expected steps, a whole number from 0 on, got '3'"),
+        ("run", {"steps": -3}, "expected steps, a whole number from 0 on, got -3"),
+        ("run", {"seconds": None}, "expected seconds, seconds of at least 0, got None"),
+        ("noted", [], r"expected noted sums, each with its number of rows, by name, got \[\]"),
+        ("noted", {"loss": [0.5]}, "expected noted sums, .*, got {'loss': "),
+        ("feed", {"plan": "q"}, "expected plan p, got q"),
+    ],
+)
+def test_a_state_that_is_none_is_refused_and_changes_nothing(part, content, problem):
+    feed = FakeFeed(epochs=EPOCHS)
+    run = Run(feed, Until(steps=5))
+    run.restore(run.state() | {"run": RunTotals(steps=3, samples=10).state()})
+    elsewhere = run.state() | {"feed": {"plan": "p", "epoch": 2, "number": 1}}
+    with pytest.raises(SettingsError, match=problem.replace("()", r"\(\)")):
+        run.restore(elsewhere | {part: content})
+    assert (run.totals.steps, feed.epoch, feed.number) == (3, 0, 0)
+
+
+@pytest.mark.parametrize("part", ["feed", "run", "noted"])
+def test_a_state_that_was_cut_short_is_refused(part):
+    run = Run(FakeFeed(epochs=EPOCHS), Until(steps=5))
+    state = run.state()
+    del state[part]
+    with pytest.raises(SettingsError, match=f"with feed, run, noted, got a state without {part}"):
+        run.restore(state)
 
 
 def test_a_run_ends_with_the_last_epoch_of_the_feed():

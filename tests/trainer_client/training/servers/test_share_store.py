@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,15 @@ import pytest
 
 from shared.errors import ProtocolError
 from shared.quick_import import quick_import
-from shared.wire.message_parts import DoneSet, EpochDone, Lease, TableForm, TableGradient
+from shared.wire.message_parts import (
+    DoneSet,
+    EpochDone,
+    Lease,
+    PartGradient,
+    TableForm,
+    TableGradient,
+    VariablePart,
+)
 from shared.wire.topics import server_messages as m
 
 with quick_import():
@@ -79,6 +88,64 @@ def rows(store, ids, cut=0):
 def test_gradients_of_rows_that_fit_no_table_are_refused(store, message, words):
     with pytest.raises(ProtocolError, match=words):
         store.read(*message)
+
+
+SCALAR, MATRIX = VariablePart(0, 0, (), "float32"), VariablePart(1, 0, (3, 2), "float32")
+
+
+def serve(parts, store):
+    variables = [keras.Variable(np.zeros(part.shape, part.dtype)) for part in parts]
+    optimizer = adagrad()
+    state = OptimizerVariables(optimizer, variables)
+    everything = [*variables, *state.common, *(variable for each in state.of_each for variable in each)]
+    store.adopt(replace(share(), parts=parts), frame(*(variable.numpy() for variable in everything)))
+
+
+def of_parts(*gradients, of=()):
+    parts, arrays = zip(*gradients, strict=True)
+    return replace(push([4])[0], parts=parts, tables=of), frame(*(array for each in arrays for array in each))
+
+
+ROW_IDS, ROW = np.array([0], np.int64), np.ones((1, 2), np.float32)
+WHOLE = np.ones((3, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (of_parts((PartGradient(2, None), [WHOLE])), "part 2 of 2"),
+        (of_parts((PartGradient(0, 1), [ROW_IDS, ROW])), "rows of part 0, which has none"),
+        (of_parts((PartGradient(0, 0), [])), "rows of part 0, which has none"),
+        (of_parts((PartGradient(1, None), [WHOLE]), (PartGradient(1, None), [WHOLE])), "several gradients of a part"),
+        (of_parts((PartGradient(1, 1), [ROW_IDS + 3, ROW])), "row 3 of 3"),
+        (of_parts((PartGradient(1, 1), [ROW_IDS - 1, ROW])), "row -1 of 3"),
+        (of_parts((PartGradient(1, 2**40), [ROW_IDS, ROW])), "16 bytes for"),
+        (
+            of_parts(
+                (PartGradient(1, None), [WHOLE, ROW_IDS, ROW, ROW_IDS, ROW]),
+                of=(TableGradient(0, 1), TableGradient(0, 1)),
+            ),
+            "several gradients of a table",
+        ),
+    ],
+)
+def test_gradients_that_are_of_no_part_are_refused(store, message, words):
+    serve((SCALAR, MATRIX), store)
+    with pytest.raises(ProtocolError, match=words):
+        store.read(*message)
+
+
+def test_gradients_of_parts_are_read(store):
+    serve((SCALAR, MATRIX), store)
+    read = store.read(*of_parts((PartGradient(0, None), [np.float32(2)]), (PartGradient(1, 1), [ROW_IDS, ROW])))
+    assert [place for place, _ in read.parts] == [0, 1]
+    store.apply(read)
+
+
+def test_a_share_whose_parts_are_larger_than_its_frame_takes_no_memory(store):
+    parts = (VariablePart(0, 0, (2**40, 2**40), "float32"),)
+    with pytest.raises(ProtocolError, match="8 bytes for"):
+        store.adopt(replace(share(), parts=parts), frame(np.zeros(1)))
 
 
 def test_gradients_of_rows_are_applied_once_a_step(store):
