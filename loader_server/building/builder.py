@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from loader_server.building.build_counts import Built
+from loader_server.building.cells import count_cells, write_padding
 from loader_server.building.culprits import KnownCulprits, kills
-from loader_server.building.empty_cells import write_padding
 from loader_server.building.fallbacks import Fallbacks
 from loader_server.building.finite_check import FiniteCheck
 from loader_server.building.layouts import Layouts
@@ -122,10 +122,15 @@ class Builder:
     def reads(self, want: Want) -> bool:
         """Return whether preparing this want may wait for a disk.
 
-        It cannot at the first attempt if the source writes whole batches without reading ahead.
+        It cannot at the first attempt if the source writes whole batches without reading ahead, or has all in memory.
         """
         # A retried want always does: its samples are tried one by one, also those that are otherwise written at once.
-        return self._gathering is None or self._gathering.reads_ahead or want.attempt > 0
+        if want.attempt > 0:
+            return True
+        source = self.stream.source
+        if self._gathering is not None:
+            return source.reads_ahead
+        return self._features is not None or not source.reads_at_once
 
     def batches(self, epoch: int, group: int) -> int:
         """Return the number of batches of an epoch in groups of this size; errors of opening it, maybe slow, pass."""
@@ -269,7 +274,7 @@ class Builder:
         write_padding(arrays, self.stream)
         if strings is not None:
             strings.write(tensors, batch.places.masked)
-        space, length, filled = _cells(arrays, self.stream.settings.length, wide=self._counts_pixels)
+        space, length, filled = count_cells(arrays, self.stream.settings.length, wide=self._counts_pixels)
         return Built(
             rows=rows,
             masked=batch.masked,
@@ -474,16 +479,3 @@ class Builder:
             where=stream.source.name(sample),
             remedy=blame_for_length(stream.chain, values, lengths, (stream.seed, epoch, sample)),
         )
-
-
-def _cells(arrays: Mapping[str, NDArray[Any]], key: str, *, wide: bool) -> tuple[int, int, int]:
-    """Return the rows of a batch, the cells of each, and how many hold values of samples.
-
-    They are steps of the bucketed key, and pixels where it is `wide`; without one, a row is one cell.
-    """
-    if not key:
-        return len(arrays["weight"]), 1, int(arrays["weight"].sum())
-    space, length = arrays[key].shape[:2]
-    filled = arrays[f"{key}_length"].astype(np.int64)
-    width, own = (arrays[key].shape[2], arrays[f"{key}_width"]) if wide else (1, 1)
-    return space, length * width, int((filled * own).sum())

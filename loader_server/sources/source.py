@@ -422,6 +422,8 @@ class Source:
 
     #: Whether `read` brings samples into memory, together with their neighbours, for `gather` to use.
     reads_ahead: bool = False
+    #: Whether `read` now finds every sample in memory, so that it waits for no disk.
+    reads_at_once: bool = False
 
     def unread(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:  # sources with `reads_ahead` override it
         """Return the samples to `read` before gathering: one for each piece of data that is not in memory.

@@ -42,7 +42,7 @@ class MemorySource:
     expected: list[int] = field(default_factory=list)
     far_away: bool = False
     fields = RAW
-    gathers = reads_ahead = False
+    gathers = reads_ahead = reads_at_once = False
 
     def expect(self, samples: np.ndarray) -> None:
         self.expected += samples.tolist()

@@ -13,8 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CoreSettings", "SlotNumbers", "slots_for"]
 
-#: Batches asked for ahead: one being built, some on their way, the rest to even out slow ones.
+#: Batches asked for ahead: one being built, some on their way, the rest to even out slow ones. Of small batches as many
+#: as these bytes hold: they are built so quickly that each process wakes for a group of them, and only with many wants
+#: are groups large. Batches of 0.3 MB took 7.4 to 7.8 µs of CPU a sample with 24, and 8.3 to 8.5 with 8.
 _USUAL_PREFETCH = 8
+_MOST_USUAL = 32
+_AHEAD_BYTES = 8 * 2**20
 
 #: How many times the start more may be asked for, and how many a feed grows to at most.
 _MOST_GROWTH = 8
@@ -76,14 +80,15 @@ def slots_for(settings: CoreSettings, spec: StreamSpec) -> SlotNumbers:
     slots are affordable. A verifier always wants VERIFY_WANTS batches, and where batches are made whole, one worker
     makes those of a shard in their order: neither grows.
     """
-    replicas = settings.ranks.replicas
-    wanted = (settings.prefetch or max(_USUAL_PREFETCH, 2 * spec.at_a_time)) * replicas
+    replicas, largest = settings.ranks.replicas, max(spec.largest_bytes(), 1)
+    usual = min(max(_USUAL_PREFETCH, _AHEAD_BYTES // largest), _MOST_USUAL)
+    wanted = (settings.prefetch or usual) * replicas
     if settings.verifies:
         wanted = VERIFY_WANTS
     grows = not (settings.verifies or spec.producers)
     most = max(wanted, min(_MOST_GROWTH * wanted, _MOST_GROWN)) if grows else wanted
     hands = 4 * replicas + 2  # slots that a consumer and TensorFlow's own prefetching hold at a time, as measured
-    affordable = settings.prefetch_bytes // max(spec.largest_bytes(), 1) - 1  # the reserve slot takes one
+    affordable = settings.prefetch_bytes // largest - 1  # the reserve slot takes one
     slots = max(2, min(most + hands, affordable))
     start = max(1, min(wanted, slots - 1))
     return SlotNumbers(slots, start, max(start, min(most, slots - hands)), hands)

@@ -322,19 +322,21 @@ class Files:
             raise changed(f"{nbytes} bytes from byte {offset} on", f"{len(raw)} bytes", self.where(path))
         return raw
 
-    def read_all(self, extents: Iterable[tuple[str, int, int]]) -> Iterator[bytes]:
-        """Yield the bytes of many small pieces (path, offset, size), each read when it is asked for.
+    def read_all(self, paths: Sequence[str], offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[bytes]:
+        """Yield the bytes of many small pieces, of which there are as many as paths, each read when it is asked for.
 
         Raise a ReadError if a file ends before a piece does or a remote one cannot be fetched, an OSError if the disk
         fails or a local file is gone, and besides what `read` raises.
         """
-        # An open local file is read right here, without the calls of `read`: that is most pieces. Anything else (a file
-        # not open, a remote one, a short read) goes through `read`, which reads on or words the error.
-        handles = self._handles
-        for path, offset, nbytes in extents:
-            handle = handles.get(path)
-            raw = b"" if handle is None else os.pread(handle.number, nbytes, offset)
-            yield raw if handle is not None and len(raw) == nbytes else self.read(path, offset, nbytes)
+        # Nearly always all are open, and stay so while `handles` refers to them. `read` does the rest: it opens and
+        # fetches, reads on where a piece came short, and words the errors.
+        handles = [handle for handle in map(self._handles.get, paths) if handle is not None]
+        if len(handles) < len(paths):
+            yield from map(self.read, paths, offsets, sizes)
+            return
+        pieces = map(os.pread, [handle.number for handle in handles], sizes, offsets)
+        for raw, path, offset, nbytes in zip(pieces, paths, offsets, sizes, strict=True):
+            yield raw if len(raw) == nbytes else self.read(path, offset, nbytes)
 
     def whole(self, path: str, facts: FileFacts) -> bytes:
         """Return all bytes of a file that holds one sample.

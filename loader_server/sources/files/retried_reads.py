@@ -67,6 +67,5 @@ def _read_on(
     begin(samples[0])
     pieces = iter(read(samples))
     raw.append(next(pieces))
-    for sample in samples[1:]:
-        begin(sample)
-        raw.append(next(pieces))
+    for _, piece in zip(map(begin, samples[1:]), pieces, strict=True):
+        raw.append(piece)

@@ -27,6 +27,8 @@ from shared.errors import DataError, ReadError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import NDArray
+
     from loader_server.sources.files.opening import Files
     from loader_server.sources.source import Indexed
 
@@ -40,6 +42,8 @@ __all__ = [
     "noted_content",
     "noted_origin",
     "number_of_digest",
+    "plain_digest",
+    "plain_digests",
     "refuse_absent_list",
     "refuse_other_files",
     "refuse_other_list",
@@ -190,10 +194,20 @@ def digest_of(read: Callable[[int, int], bytes], nbytes: int) -> str:
     return digest.hexdigest()
 
 
+#: Returns a digest of bytes as an unsigned integer, without a line of Python for each of many.
+plain_digest: Callable[[bytes], int] = xxhash.xxh3_64_intdigest
+
+
 def signed_digest(content: bytes) -> int:
     """Return a digest of these bytes as a signed 64-bit integer, which a column of an index can hold."""
     digest = xxhash.xxh3_64_intdigest(content)
     return digest - 2**64 if digest >= 2**63 else digest
+
+
+def plain_digests(column: NDArray[np.int64]) -> list[int]:
+    """Return the signed digests of an index's column as `plain_digest` gives them."""
+    plain: list[int] = np.ascontiguousarray(column, np.int64).view(np.uint64).tolist()
+    return plain
 
 
 def number_of_digest(digest: str) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from shared.settings.parsers import flag, setting, texts
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -281,27 +282,46 @@ class TFRecordSource(FilesOfExamplesSource):
         """Return whether whole batches are written straight from the mapped files: unless checksums are verified."""
         return not self.settings.checksums
 
-    def _records(self, samples: NDArray[np.int64]) -> list[RecordPlace]:
-        """Return the place of each record; raise a ReadError if one has changed since indexing.
+    def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
+        """Write the numeric features of these records that `out` has, byte for byte what decoding would give.
 
-        A record counts as unchanged if the checksum behind its data is the indexed one. Raise a ReadError as well if a
-        file has another size or cannot be fetched, and an OSError if a local one cannot be opened. Numbers of samples
-        are not checked. Other errors of `MappedFiles`, such as a MachineError, pass through.
+        Raise a ReadError if a record has changed since indexing, that is if the checksum behind its data is not the
+        indexed one, if a file has another size or cannot be fetched, and an OSError if a local one cannot be opened.
+        Numbers of samples are not checked. Other errors of `MappedFiles`, such as a MachineError, pass through.
         """
-        files, starts, sizes, written = (
-            self._columns[name][samples] for name in ("file", "offset", "bytes", "checksum")
-        )
+        records = self._records(samples)
+        try:
+            self._decoder.gather(self._columns, samples, records, out)
+        except Exception:  # raised again, unless it comes of a record that has changed
+            self._refuse_other_records(samples, records)
+            raise
+        # Only now: where a record ends it waits for memory, unless the values before have just been copied. Looking
+        # first took 12 µs more for 62 records of 4 kB, of 88.
+        self._refuse_other_records(samples, records)
+
+    def _records(self, samples: NDArray[np.int64]) -> list[RecordPlace]:
+        """Return the place of each record; whether it is the indexed one is not looked at.
+
+        Raise a ReadError if a file has another size or cannot be fetched, and an OSError if a local one cannot be
+        opened. Numbers of samples are not checked. Other errors of `MappedFiles`, such as a MachineError, pass through.
+        """
+        files, starts, sizes = (self._columns[name][samples] for name in ("file", "offset", "bytes"))
         # Each file is asked for once a batch, which checks its size: not once a record, of which most share a file.
         mapped = {file: self._data(self._paths[file]) for file in set(files.tolist())}
-        trailers = written.astype(f"<u{TRAILER_BYTES}").tobytes()
-        places = zip(files.tolist(), starts.tolist(), (starts + sizes).tolist(), strict=True)
-        records = [_place_in(mapped[file], start, stop) for file, start, stop in places]
+        of_record = map(mapped.__getitem__, files.tolist())
+        records: list[Any] = list(zip(of_record, starts.tolist(), (starts + sizes).tolist(), strict=True))
+        if any(isinstance(data, UnpackedFile) for data in mapped.values()):  # without a call for each record otherwise
+            return list(starmap(_place_in, records))
+        return records
+
+    def _refuse_other_records(self, samples: NDArray[np.int64], records: Sequence[RecordPlace]) -> None:
+        """Raise a ReadError for the first record whose stored checksum is not the indexed one."""
+        trailers = self._columns["checksum"][samples].astype(f"<u{TRAILER_BYTES}").tobytes()
         ends = [data[stop : stop + TRAILER_BYTES] for data, _, stop in records]
         # All at once, the usual case; only a mismatch is searched for, to name the record.
         if b"".join(ends) != trailers:
             expected = np.frombuffer(trailers, f"V{TRAILER_BYTES}").tolist()
             raise self._other_record(int(samples[[*map(bytes.__eq__, ends, expected)].index(False)]))
-        return records
 
     def _other_record(self, sample: int) -> ReadError:
         """Return the error for a record that is not the indexed one; raise an IndexError if it is out of range."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from operator import add, getitem
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from loader_server.sources.files.file_facts import changed
-from loader_server.sources.files.same_files import digest_of_number, signed_digest
+from loader_server.sources.files.held_files import HeldFiles
+from loader_server.sources.files.same_files import digest_of_number, plain_digest, plain_digests
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from loader_server.sources.text_blocks import texts_read
 from loader_server.sources.text_files.whole_lines import (
@@ -64,6 +66,7 @@ class TextSource(Source):
 
     #: The origin whose files `open` has checked, so that opening again with the same one checks nothing.
     _origin: list[dict[str, Any]] | None = None
+    _held: HeldFiles
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -106,8 +109,31 @@ class TextSource(Source):
             self._origin = indexed.origin
             self._paths = [facts["path"] for facts in indexed.origin]
             self._where = cache(self.files.where)
+            self._held = HeldFiles(self.files, indexed.origin)
         self.indexed = indexed
         self._columns = indexed.numbers
+
+    @property
+    def reads_at_once(self) -> bool:  # type: ignore[override]
+        """Return whether all files are held in memory by now."""
+        return self._held.has_all
+
+    def _read_lines(self, paths: Sequence[str], offsets: Sequence[int], sizes: Sequence[int]) -> Iterator[bytes]:
+        """Yield the bytes of these lines, fewer where a file is shorter than it was.
+
+        Raise what `read_all` raises, or an OSError if a file cannot be opened.
+        """
+        contents = self._held.contents(set(paths))
+        if contents is None:
+            return self.files.read_all(paths, offsets, sizes)
+        # Without a line of Python for each: there are hundreds in a batch.
+        return map(getitem, map(contents.__getitem__, paths), map(slice, offsets, map(add, offsets, sizes)))
+
+    def close(self) -> None:
+        """Close the files; what is read later opens them again."""
+        if self._origin is not None:
+            self._held.close()
+        super().close()
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
         """Return the texts under this key, read again block by block; None for another key or for remote files.
@@ -213,12 +239,10 @@ class LineSource(TextSource):
         Other errors of `read_all` pass through, such as a SettingsError or a MachineError.
         """
         known = self.all_checked(samples)
-        files, offsets, sizes, digests = (
-            self._columns[name][known].tolist() for name in ("file", "offset", "bytes", "digest")
-        )
-        lines = self.files.read_all(zip(map(self._paths.__getitem__, files), offsets, sizes, strict=True))
-        for sample, raw, digest in zip(samples, lines, digests, strict=True):
-            if signed_digest(raw) != digest:
+        files, offsets, sizes = (self._columns[name][known].tolist() for name in ("file", "offset", "bytes"))
+        lines = self._read_lines([self._paths[file] for file in files], offsets, sizes)
+        for sample, raw, digest in zip(samples, lines, plain_digests(self._columns["digest"][known]), strict=True):
+            if plain_digest(raw) != digest:
                 where, line = self.place(sample)
                 raise changed(f"the line that was indexed ({len(raw)} bytes)", "other bytes", f"{where}, line {line}")
             yield raw

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from itertools import chain, repeat, tee
+from itertools import chain, tee
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from loader_server.sources.files.file_facts import changed
-from loader_server.sources.files.same_files import digest_of_number, signed_digest
+from loader_server.sources.files.same_files import digest_of_number, plain_digest, plain_digests, signed_digest
 from loader_server.sources.source import Found, Inventory
 from loader_server.sources.text_files.line_source import TextSource
 from loader_server.sources.text_files.whole_lines import (
@@ -163,10 +163,10 @@ class ParallelSource(TextSource):
         """
         known = self.all_checked(samples)
         columns = self._columns
-        lines = [self.files.read_all(self._extents(file, known)) for file in range(len(self._names))]
-        for sample, digest, *own in zip(samples, columns["digest"][known].tolist(), *lines, strict=True):
-            raw = b"\n".join(own)
-            if signed_digest(raw) != digest:
+        lines = (self._read_lines(*self._extents(file, known)) for file in range(len(self._names)))
+        together = map(b"\n".join, zip(*lines, strict=True))
+        for sample, raw, digest in zip(samples, together, plain_digests(columns["digest"][known]), strict=True):
+            if plain_digest(raw) != digest:
                 raise changed(
                     "the lines that were indexed",
                     "other bytes",
@@ -181,12 +181,13 @@ class ParallelSource(TextSource):
         SettingsError of `expect` passes through.
         """
         if self.files.are_remote:
-            self.files.expect(chain.from_iterable(self._extents(file, samples) for file in range(len(self._names))))
+            extents = (self._extents(file, samples) for file in range(len(self._names)))
+            self.files.expect(chain.from_iterable(zip(*columns, strict=True) for columns in extents))
 
-    def _extents(self, file: int, samples: NDArray[np.int64]) -> Iterator[tuple[str, int, int]]:
-        """Return path, offset and size of each sample's line in one file."""
+    def _extents(self, file: int, samples: NDArray[np.int64]) -> tuple[list[str], list[int], list[int]]:
+        """Return the paths, the offsets and the sizes of the samples' lines in one file."""
         offsets, sizes = (self._columns[f"{column}_{file}"][samples].tolist() for column in ("offset", "bytes"))
-        return zip(repeat(self._names[file]), offsets, sizes)
+        return [self._names[file]] * len(samples), offsets, sizes
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return the lines as strings, by key.

@@ -47,17 +47,20 @@ class SentencePiece(TextEncoder):
     """
 
     def __init__(self, settings: SentencePieceSettings) -> None:
-        models = {key: _loaded(path) for key, path in settings.models}
+        loaded = {path: _loaded(path) for path in dict.fromkeys(path for _, path in settings.models)}
+        models = {key: loaded[path] for key, path in settings.models}
         for name, keys in (("bos", settings.bos), ("eos", settings.eos)):
             refuse_other_keys(name, keys, models)
         for (key, model), (_, path) in zip(models.items(), settings.models, strict=True):
             refuse_narrow_dtype(settings.dtype, model.get_piece_size(), path)
             _refuse_lacking("bos", key in settings.bos, model.bos_id(), path)
             _refuse_lacking("eos", key in settings.eos, model.eos_id(), path)
-        made: dict[str, TextModel] = {
-            key: _SentencePieceModel(model, add_bos=key in settings.bos, add_eos=key in settings.eos)
-            for key, model in models.items()
-        }
+        # One for keys that are encoded alike, so that their texts can be encoded together.
+        alike: dict[tuple[int, bool, bool], TextModel] = {}
+        made: dict[str, TextModel] = {}
+        for key, model in models.items():
+            how = {"add_bos": key in settings.bos, "add_eos": key in settings.eos}
+            made[key] = alike.setdefault((id(model), *how.values()), _SentencePieceModel(model, **how))
         # -1 is the library's word for none, and what a model has unless it was trained with --pad_id.
         padding = {key: model.pad_id() for key, model in models.items() if model.pad_id() >= 0}
         super().__init__(made, settings.dtype, padding)

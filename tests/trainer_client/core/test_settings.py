@@ -12,15 +12,15 @@ from trainer_client.core.upcoming import Ranks
 MB = 2**20
 
 
-def numbers(nbytes, *, replicas=1, at_a_time=1, producers=0, **how):
+def numbers(nbytes, *, replicas=1, producers=0, **how):
     ranks = Ranks(rank=0, replicas=replicas, world=replicas)
     settings = CoreSettings(job="j", stream="s", ranks=ranks, incarnation=1, name="t", boot_id="", **how)
-    return slots_for(settings, SimpleNamespace(largest_bytes=lambda: nbytes, at_a_time=at_a_time, producers=producers))
+    return slots_for(settings, SimpleNamespace(largest_bytes=lambda: nbytes, producers=producers))
 
 
-@pytest.mark.parametrize(("at_a_time", "start"), [(1, 8), (4, 8), (16, 32)])
-def test_what_enters_several_at_a_time_is_asked_for_further_ahead(at_a_time, start):
-    assert numbers(1, at_a_time=at_a_time) == SlotNumbers(8 * start + 6, start, 8 * start, 6)
+@pytest.mark.parametrize(("nbytes", "start"), [(2 * MB, 8), (MB, 8), (MB // 2, 16), (MB // 4, 32), (1, 32), (0, 32)])
+def test_small_batches_are_asked_for_further_ahead(nbytes, start):
+    assert numbers(nbytes) == SlotNumbers(8 * start + 6, start, 8 * start, 6)
 
 
 def test_each_replica_has_its_own_and_a_given_start_counts():
@@ -41,10 +41,10 @@ def test_no_more_slots_than_memory_affords():
 
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_a_verifier_has_two_wants_open_whatever_is_given(replicas):
-    assert numbers(1, replicas=replicas, at_a_time=16, prefetch=9, work="verify") == SlotNumbers(
+    assert numbers(1, replicas=replicas, prefetch=9, work="verify") == SlotNumbers(
         4 * replicas + 4, 2, 2, 4 * replicas + 2
     )
 
 
 def test_where_batches_are_made_whole_it_does_not_grow():
-    assert numbers(1, producers=4) == SlotNumbers(14, 8, 8, 6)
+    assert numbers(MB, producers=4) == SlotNumbers(14, 8, 8, 6)

@@ -120,13 +120,13 @@ def test_many_pieces_are_read_as_each_would_be(files: Files, tmp_path: Path) -> 
     (tmp_path / "b.txt").write_bytes(b"0123456789")
     pieces = [("b.txt", 2, 3), ("a.txt", 0, 5), ("b.txt", 9, 1), ("b.txt", 10, 0), ("a.txt", 6, 2)]
     for _ in range(2):
-        assert list(files.read_all(pieces)) == [b"234", b"a.txt", b"9", b"", b".t"]
-    read = files.read_all([("b.txt", 0, 1), ("b.txt", 5, 6), ("gone.txt", 0, 1)])
+        assert list(files.read_all(*zip(*pieces, strict=True))) == [b"234", b"a.txt", b"9", b"", b".t"]
+    read = files.read_all(["b.txt", "b.txt", "b.txt"], [0, 5, 0], [1, 6, 1])
     assert next(read) == b"0"
     with pytest.raises(ReadError, match="expected 6 bytes from byte 5 on, got 5 bytes"):
         next(read)
     with pytest.raises(FileNotFoundError):
-        next(files.read_all([("gone.txt", 0, 1)]))
+        next(files.read_all(["gone.txt"], [0], [1]))
 
 
 def test_many_files_are_read_by_many_threads_with_few_of_them_open(

@@ -1,6 +1,6 @@
-"""The cells of a batch that hold no sample's value, and what fills them.
+"""The cells of a batch: how many hold values, and what fills those that hold none.
 
-They lie behind a sample in its row, between and behind the samples of a packed row, and in rows without a sample, where
+The latter lie behind a sample in its row, between and behind the samples of a packed row, and in rows without a sample, where
 keys of one value a row have them as well. Rules: pure. They are found by lengths, marks and weights alone, so it does
 not matter who wrote the batch, or masked a row of it.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shared.wire.batch_layout import Field
 
-__all__ = ["Padded", "write_padding"]
+__all__ = ["Padded", "count_cells", "write_padding"]
 
 
 class Padded(Protocol):
@@ -60,3 +60,16 @@ def _empty(arrays: Mapping[str, NDArray[Any]], field: Field, *, packed: bool) ->
     else:
         empty = arrays["weight"] == 0
     return empty
+
+
+def count_cells(arrays: Mapping[str, NDArray[Any]], key: str, *, wide: bool) -> tuple[int, int, int]:
+    """Return the rows of a batch, the cells of each, and how many hold values of samples.
+
+    They are steps of the bucketed key, and pixels where it is `wide`; without one, a row is one cell.
+    """
+    if not key:
+        return len(arrays["weight"]), 1, int(arrays["weight"].sum())
+    space, length = arrays[key].shape[:2]
+    filled = arrays[f"{key}_length"].astype(np.int64)
+    width, own = (arrays[key].shape[2], arrays[f"{key}_width"]) if wide else (1, 1)
+    return space, length * width, int((filled * own).sum())
