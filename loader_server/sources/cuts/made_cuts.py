@@ -47,7 +47,9 @@ def lhotse_versions() -> dict[str, str]:
     """
     if version_or_none("lhotse") is None:
         _lhotse()  # raises the error that says how to install it
-    versions = {name: version_or_none(name) for name in ("lhotse", "torch", "torchaudio", "lilcom", "pyloudnorm")}
+    # Lhotse resamples otherwise where there is no torchaudio.
+    names = ("lhotse", "torch", "torchaudio", "scipy", "lilcom", "pyloudnorm")
+    versions = {name: version_or_none(name) for name in names}
     return audio_versions() | {name: version for name, version in versions.items() if version is not None}
 
 

@@ -107,7 +107,8 @@ def holders_in(recipe: Any) -> Iterator[dict[str, Any]]:
         if is_recording(recipe) or "storage_type" in recipe:
             yield recipe
         for name, value in recipe.items():
-            if name != "alignment":  # thousands of words, and no files
+            # The words of a supervision, thousands of them, which name no files.
+            if name != "alignment" or (isinstance(value, dict) and "array" in value):
                 yield from holders_in(value)
 
 

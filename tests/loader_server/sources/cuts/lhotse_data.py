@@ -1,0 +1,127 @@
+"""Data sets that Lhotse itself writes: recordings, features of each storage type, arrays, mixtures, Shar folders.
+
+Only those who have Lhotse (`pip install -e '.[lhotse]'`) can call these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import soundfile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["RATE", "WRITERS", "in_folder", "made_cuts", "plain_cuts", "with_fields", "write_shar"]
+
+RATE = 8000
+#: Writers of features by the storage type that manifests have, each with where it writes.
+WRITERS = {
+    "numpy_files": ("NumpyFilesWriter", "feats"),
+    "numpy_hdf5": ("NumpyHdf5Writer", "feats.h5"),
+    "lilcom_files": ("LilcomFilesWriter", "feats"),
+    "lilcom_chunky": ("LilcomChunkyWriter", "feats"),
+    "lilcom_hdf5": ("LilcomHdf5Writer", "feats"),
+    "chunked_lilcom_hdf5": ("ChunkedLilcomHdf5Writer", "feats"),
+}
+
+
+@contextlib.contextmanager
+def in_folder(folder: Path) -> Iterator[None]:
+    """Work in a folder, so that manifests have relative paths."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def plain_cuts(count: int = 4, seconds: float = 1.0) -> Any:
+    """Cuts of recordings in the working folder, WAV and FLAC in turn, each with two supervisions."""
+    import lhotse
+
+    cuts = []
+    for number in range(count):
+        name = f"r{number}.{('wav', 'flac')[number % 2]}"
+        noise = np.random.default_rng(number).uniform(-0.3, 0.3, int(RATE * (seconds + 0.1371 * number)))
+        soundfile.write(name, noise, RATE, subtype="PCM_16")
+        recording = lhotse.Recording.from_file(name, recording_id=f"r{number}")
+        halves = [(0.0, 0.4), (0.45, recording.duration - 0.45)]
+        supervisions = [
+            lhotse.SupervisionSegment(f"s{number}-{half}", recording.id, *when, text=f"text {number} {half}")
+            for half, when in enumerate(halves)
+        ]
+        cut = lhotse.MonoCut(f"c{number}", 0.0, recording.duration, 0, supervisions=supervisions, recording=recording)
+        cuts.append(cut)
+    return lhotse.CutSet.from_cuts(cuts)
+
+
+def with_fields(cuts: Any, storage_type: str, *, numbers: bool = True) -> Any:
+    """The cuts with features, arrays and other custom fields, and parts of some of them."""
+    import lhotse
+    from lhotse.features import io
+
+    kind, path = WRITERS[storage_type]
+    extractor = lhotse.Fbank(lhotse.FbankConfig(sampling_rate=RATE, num_filters=5))
+    cuts = cuts.compute_and_store_features(extractor, storage_path=path, storage_type=getattr(io, kind))
+    made = []
+    with io.NumpyFilesWriter("arrays") as arrays:
+        for number, cut in enumerate(cuts):
+            random = np.random.default_rng(number)
+            steps = int(cut.duration / 0.04)
+            cut.alignment = arrays.store_array(
+                f"a{number}", random.integers(0, 99, steps), frame_shift=0.04, temporal_dim=0, start=0
+            )
+            cut.embedding = arrays.store_array(f"e{number}", random.normal(size=6).astype(np.float32))
+            if numbers:
+                cut.snr, cut.domain, cut.clean = number / 4, ("phone", "radio")[number % 2], number % 2 == 0
+            made.append(cut)
+    made += [cut.truncate(offset=0.2, duration=0.51, preserve_id=True) for cut in made[:2]]
+    for number, cut in enumerate(made):
+        cut.id = f"c{number}"
+    return lhotse.CutSet.from_cuts(made)
+
+
+def made_cuts() -> Any:
+    """Cuts of every kind that only Lhotse can make, of recordings in the working folder."""
+    import lhotse
+    from lhotse.cut import MixedCut
+
+    first, second, third, fourth = plain_cuts(4)
+    soundfile.write("rir.wav", np.exp(-np.arange(800) / 90) * np.random.default_rng(9).normal(size=800) / 4, RATE)
+    room = lhotse.Recording.from_file("rir.wav")
+    noise = third.truncate(offset=0.1, duration=0.9)
+    made = {
+        "slow": first.perturb_speed(0.9),
+        "fast": second.perturb_speed(1.1),
+        "part of fast": second.perturb_speed(1.1).truncate(offset=0.21, duration=0.503),
+        "loud": first.perturb_volume(1.7),
+        "resampled": second.resample(16000),
+        "in a room": first.reverb_rir(room),
+        "padded": first.pad(duration=2.003),
+        "padded before": first.pad(duration=2.0, direction="left"),
+        "appended": first.append(second).append(third),
+        "mixed": first.mix(noise, offset_other_by=0.13, snr=10),
+        "mixed longer": second.mix(fourth.pad(duration=3.0), snr=-3, offset_other_by=0.4001),
+        "all of it": first.perturb_speed(1.1).append(fourth.perturb_volume(0.5)).mix(noise, snr=5).pad(duration=4.0),
+        "clipped": first.clip_amplitude(gain_db=6.0),
+        "plain": fourth,
+    }
+    named = [cut.with_id(name) for name, cut in made.items()]
+    assert sum(isinstance(cut, MixedCut) for cut in named) == 6
+    return lhotse.CutSet.from_cuts(named)
+
+
+def write_shar(cuts: Any, folder: str, **fields: str) -> None:
+    """Write a Shar folder of shards with three cuts each."""
+    from lhotse.shar import SharWriter
+
+    Path(folder).mkdir()
+    with SharWriter(folder, fields=fields, shard_size=3, warn_unused_fields=False) as writer:
+        for cut in cuts:
+            writer.write(cut)

@@ -1,0 +1,218 @@
+"""What Lhotse wrote is what it loads, value by value: features, custom fields, mixtures, Shar folders."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from loader_server.conformance.case import SourceCase
+from loader_server.conformance.checks import check_source
+from tests.loader_server.sources.cuts import lhotse_data
+from tests.loader_server.sources.cuts.lhotse_data import WRITERS, in_folder
+from tests.support.forked_pools import forked_pools
+from tests.support.sources import decoded, index_source, open_source, spec_of
+
+lhotse = pytest.importorskip("lhotse", reason="pip install -e '.[lhotse]'")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lhotse and PyTorch use what numpy deprecates
+
+FIELDS = {"alignment": "array", "embedding": "array", "snr": "float32", "clean": "int32", "domain": "text"}
+MADE = {"paths": ["made.jsonl"], "use_lhotse": True}
+
+
+@pytest.fixture(autouse=True)
+def as_workers_have_it():
+    """One thread: how many share a sum changes its last bits. And libsndfile, whatever else is installed."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with lhotse.audio.backend.audio_backend("LibsndfileBackend"):
+        yield
+    torch.set_num_threads(before)
+    lhotse.features.io.close_cached_file_handles()  # it keeps them by their relative paths
+
+
+def indexed(folder, **how):
+    spec = spec_of("lhotse", folder, **{"paths": ["cuts.jsonl.gz"], **how})
+    return index_source(spec), open_source(spec)
+
+
+def samples_of(source):
+    return {source.name(n): decoded(source, n) for n in range(source.samples)}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    with in_folder(folder):
+        cuts = lhotse_data.made_cuts()
+        cuts.to_file("made.jsonl")
+    return folder
+
+
+def loaded(folder, cuts, load):
+    """What Lhotse loads of each cut, by its id."""
+    with in_folder(folder):
+        return {cut.id: load(cut) for cut in cuts}
+
+
+@pytest.mark.parametrize("storage_type", [name for name in WRITERS if not name.startswith("chunked")])
+def test_features_and_custom_fields_are_what_lhotse_loads(tmp_path, storage_type):
+    with in_folder(tmp_path):
+        lhotse_data.with_fields(lhotse_data.plain_cuts(), storage_type).to_file("cuts.jsonl.gz")
+        cuts = list(lhotse.CutSet.from_file("cuts.jsonl.gz"))
+    report, source = indexed(tmp_path, values="features", custom=FIELDS)
+    assert (report.samples, report.bad) == (6, ())
+    assert {field.key: (field.dtype, field.shape) for field in source.fields} == {
+        "features": ("float32", (None, 5)),
+        "alignment": ("int64", (None,)),
+        "embedding": ("float32", (None,)),
+        "clean": ("int32", ()),
+        "snr": ("float32", ()),
+    }
+    for n, cut in enumerate(cuts):
+        with in_folder(tmp_path):
+            features, alignment = cut.load_features(), cut.load_alignment()
+            embedding = cut.load_embedding()
+        sample = decoded(source, n)
+        np.testing.assert_array_equal(sample["features"], features, strict=True)
+        np.testing.assert_array_equal(sample["alignment"], alignment, strict=True)
+        np.testing.assert_array_equal(sample["embedding"], embedding, strict=True)
+        assert (sample["snr"], sample["clean"], sample["domain"]) == (cut.snr, cut.clean, cut.domain)
+        assert source.lengths["features"][n] == cut.num_frames == len(features)
+    assert list(source.columns["domain"]) == [cut.domain for cut in cuts]
+
+
+def test_a_part_of_long_features_is_read_in_chunks(tmp_path):
+    with in_folder(tmp_path):
+        (cut,) = lhotse_data.with_fields(lhotse_data.plain_cuts(1, seconds=23.0), "lilcom_chunky").subset(first=1)
+        parts = [(0.0, 23.0), (4.99, 0.02), (5.0, 5.0), (4.7, 10.6), (9.99, 13.0), (22.99, 0.01), (0.0, 5.0)]
+        cuts = [cut.truncate(offset=at, duration=long).with_id(f"p{n}") for n, (at, long) in enumerate(parts)]
+        lhotse.CutSet.from_cuts(cuts).to_file("cuts.jsonl.gz")
+    _, source = indexed(tmp_path, values="features")
+    expected = loaded(tmp_path, cuts, lambda cut: cut.load_features())
+    assert source.samples == len(parts)
+    for name, sample in samples_of(source).items():
+        np.testing.assert_array_equal(sample["features"], expected[name], strict=True)
+    assert source.indexed.numbers["nbytes_0"][1] < source.indexed.numbers["nbytes_0"][0] / 2
+
+
+def test_made_cuts_are_what_lhotse_makes(made):
+    report, source = indexed(made, **MADE)
+    cuts = list(lhotse.CutSet.from_file(made / "made.jsonl"))
+    assert report.bad == ()
+    assert source.samples == len(cuts)
+    expected = loaded(made, cuts, lambda cut: cut.load_audio()[0])
+    planned = source.lengths["audio"]
+    for n, cut in enumerate(cuts):
+        sample = decoded(source, n)
+        np.testing.assert_array_equal(sample["audio"], expected[cut.id], err_msg=cut.id, strict=True)
+        assert planned[n] == cut.num_samples == len(sample["audio"]), cut.id
+        assert sample["audio_rate"] == source.lengths["audio_rate"][n] == cut.sampling_rate
+        assert sample["text"] == " ".join(s.text for s in sorted(cut.supervisions, key=lambda s: s.start))
+
+
+def test_supervisions_of_made_cuts_are_what_lhotse_truncates(made):
+    report, source = indexed(made, **MADE, sample="supervision")
+    cuts = list(lhotse.CutSet.from_file(made / "made.jsonl"))
+    assert report.bad == ()
+    n = 0
+    for cut in cuts:
+        for supervision in cut.supervisions:
+            begin, end = max(0, supervision.start), min(cut.duration, supervision.end)  # what of it is in the cut
+            part = cut.truncate(offset=begin, duration=end - begin)
+            with in_folder(made):
+                expected = part.load_audio()[0]
+            sample = decoded(source, n)
+            np.testing.assert_array_equal(sample["audio"], expected, err_msg=f"{cut.id} {supervision.id}", strict=True)
+            assert (source.name(n), sample["text"]) == (supervision.id, supervision.text)
+            n += 1
+    assert n == source.samples
+
+
+@pytest.mark.parametrize(("audio", "features"), [("flac", "lilcom"), ("wav", "numpy")])
+def test_shar_folders_are_what_lhotse_loads(tmp_path, audio, features):
+    with in_folder(tmp_path):
+        cuts = lhotse_data.with_fields(lhotse_data.plain_cuts(), "numpy_files")
+        stored = {"recording": audio, "features": features, "alignment": "numpy", "embedding": "lilcom"}
+        lhotse_data.write_shar(cuts, "shar", **stored)
+        cuts = list(lhotse.CutSet.from_shar(in_dir="shar"))
+    _, source = indexed(tmp_path, paths=["shar"], use_lhotse=True, custom=FIELDS)
+    other = spec_of("lhotse", tmp_path, paths=["shar"], values="features")
+    index_source(other, tmp_path / "other")
+    stored = open_source(other, tmp_path / "other")
+    assert source.samples == stored.samples == len(cuts) == 6
+    for n, cut in enumerate(cuts):
+        sample = decoded(source, n)
+        np.testing.assert_array_equal(sample["audio"], cut.load_audio()[0], strict=True)
+        np.testing.assert_array_equal(sample["alignment"], cut.load_alignment(), strict=True)
+        np.testing.assert_array_equal(sample["embedding"], cut.load_embedding(), strict=True)
+        np.testing.assert_array_equal(decoded(stored, n)["features"], cut.load_features(), strict=True)
+        assert (source.name(n), sample["domain"]) == (cut.id, cut.domain)
+    assert source.place(4) == (str(tmp_path / "shar/cuts.000001.jsonl.gz"), 2)
+
+
+def test_features_of_mixtures_are_what_lhotse_makes(tmp_path):
+    with in_folder(tmp_path):
+        first, second, *_ = lhotse_data.with_fields(lhotse_data.plain_cuts(), "lilcom_chunky", numbers=False)
+        first, second = (cut.drop_recording() for cut in (first, second))
+        made = [first.pad(duration=1.5), first.append(second), first.mix(second, snr=6, offset_other_by=0.2), second]
+        cuts = [cut.with_id(str(n)) for n, cut in enumerate(made)]
+        lhotse.CutSet.from_cuts(cuts).to_file("cuts.jsonl.gz")
+        cuts = list(lhotse.CutSet.from_file("cuts.jsonl.gz"))
+    report, source = indexed(tmp_path, values="features", use_lhotse=True)
+    assert (report.bad, source.samples) == ((), 4)
+    expected = loaded(tmp_path, cuts, lambda cut: cut.load_features().astype(np.float32))
+    for name, sample in samples_of(source).items():
+        np.testing.assert_array_equal(sample["features"], expected[name], strict=True)
+
+
+def conforms(folder, change, **how):
+    case = SourceCase(spec=spec_of("lhotse", folder, **how), change=change)
+    with forked_pools():
+        return [result for result in check_source(case, folder) if result.passed is False]
+
+
+def test_made_cuts_pass_the_checks(made):
+    with in_folder(made):
+        lhotse_data.plain_cuts()
+
+    def change():
+        with (made / "r1.flac").open("ab") as file:
+            file.write(b"more")
+
+    assert conforms(made, change, **MADE) == []
+    with in_folder(made):
+        lhotse_data.plain_cuts()
+
+
+@pytest.mark.parametrize("how", [{"values": "features", "custom": FIELDS}, {"custom": FIELDS}])
+def test_features_and_fields_pass_the_checks(tmp_path, how):
+    with in_folder(tmp_path):
+        lhotse_data.with_fields(lhotse_data.plain_cuts(), "lilcom_chunky").to_file("cuts.jsonl.gz")
+
+    def change():
+        (path,) = tmp_path.glob("arrays/*/a1.npy")
+        np.save(path, np.load(path) + 1)
+
+    assert conforms(tmp_path, change, paths=["cuts.jsonl.gz"], **how) == []
+
+
+def test_shar_folders_pass_the_checks(tmp_path):
+    with in_folder(tmp_path):
+        lhotse_data.write_shar(lhotse_data.plain_cuts(), "shar", recording="flac")
+
+    def change():
+        path = tmp_path / "shar/recording.000001.tar"
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+    assert conforms(tmp_path, change, paths=["shar"], use_lhotse=True) == []
+
+
+def rows(folder, *cuts, **how):
+    (folder / "bad.jsonl").write_text("".join(f"{json.dumps(cut)}\n" for cut in cuts))
+    report, _ = indexed(folder, **{**MADE, "paths": ["bad.jsonl"], **how})
+    return [(bad.line, bad.reason, bad.detail) for bad in report.bad]
