@@ -16,12 +16,15 @@ from shared.errors import SampleError, SettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from loader_server.sources.cuts.plain_cuts import CutPart
+    from loader_server.sources.cuts.plain_cuts import CutSample
 
-__all__ = ["FIELD_KINDS", "array_manifest", "cells_of", "forms_asked"]
+__all__ = ["FIELD_KINDS", "MOST_FIELDS", "array_manifest", "cells_of", "forms_asked"]
 
 #: What a custom field may become.
 FIELD_KINDS = ("array", "text", "int32", "int64", "float32", "float64")
+
+#: The most custom fields; the index keeps several files for each.
+MOST_FIELDS = 64
 
 #: Keys that a sample has otherwise, and columns of the index.
 _TAKEN = frozenset(("audio", "audio_rate", "features", "text", "speaker", "language", "key", "path"))
@@ -31,8 +34,15 @@ def forms_asked(custom: tuple[tuple[str, str], ...], table: str) -> tuple[CellFo
     """Return the fields that a stream asks for, arrays first, whose dtypes and shapes are not known yet.
 
     `table` is the stream's table in the job file. Raise a SettingsError if a field has a name that a sample has
-    otherwise.
+    otherwise, or if there are too many.
     """
+    if len(custom) > MOST_FIELDS:
+        raise SettingsError(
+            expected=f"at most {MOST_FIELDS} custom fields",
+            got=str(len(custom)),
+            where=f"{table}, custom",
+            remedy="Leave out what no transform and no trainer needs.",
+        )
     for name, _ in custom:
         if name in _TAKEN:
             raise SettingsError(
@@ -45,7 +55,7 @@ def forms_asked(custom: tuple[tuple[str, str], ...], table: str) -> tuple[CellFo
     return tuple(sorted(forms, key=lambda form: form.kind != "array"))
 
 
-def cells_of(part: CutPart, forms: tuple[CellForm, ...], where: str) -> list[str]:
+def cells_of(part: CutSample, forms: tuple[CellForm, ...], where: str) -> list[str]:
     """Return the texts and numbers of a sample as the index keeps them, in the order of these forms without arrays.
 
     Raise an UnusableCut if a field is missing, is no text or number, or does not fit its dtype.
@@ -53,7 +63,7 @@ def cells_of(part: CutPart, forms: tuple[CellForm, ...], where: str) -> list[str
     return [_cell(_value(part, form.key), form, where) for form in forms if form.kind != "array"]
 
 
-def array_manifest(part: CutPart, form: CellForm) -> Mapping[str, Any]:
+def array_manifest(part: CutSample, form: CellForm) -> Mapping[str, Any]:
     """Return the manifest of a sample's array; raise an UnusableCut if the field is missing or no array."""
     if "tracks" in part.cut:
         remedy = f'leave "{form.key}" out of `custom`, or make whole cuts of the mixtures'
@@ -65,7 +75,7 @@ def array_manifest(part: CutPart, form: CellForm) -> Mapping[str, Any]:
     return manifest  # type: ignore[no-any-return] # JSON
 
 
-def _value(part: CutPart, name: str) -> Any:
+def _value(part: CutSample, name: str) -> Any:
     """Return the value of a custom field; raise an UnusableCut if there is none."""
     with refused_if_malformed():
         cuts = [track["cut"] for track in audible_tracks(part.cut)] if "tracks" in part.cut else [part.cut]

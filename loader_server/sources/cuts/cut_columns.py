@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loader_server.sources.cuts.cut_finder import MadeOf
-    from loader_server.sources.cuts.plain_cuts import CutPart
+    from loader_server.sources.cuts.plain_cuts import CutSample
     from loader_server.sources.manifest.cell_forms import CellForm
 
 __all__ = ["FoundCut", "columns_of_cuts"]
@@ -32,7 +32,7 @@ class FoundCut:
     `forms` are those of features, if there are any, of the arrays, and of the other fields.
     """
 
-    part: CutPart
+    part: CutSample
     made_of: MadeOf
     arrays: list[StoredArray]
     cells: list[str]

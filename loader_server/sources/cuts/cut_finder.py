@@ -18,7 +18,7 @@ from loader_server.sources.cuts.stored_places import ArrayPlaces, StoredArray
 from loader_server.sources.source import BadRow
 
 if TYPE_CHECKING:
-    from loader_server.sources.cuts.plain_cuts import CutPart
+    from loader_server.sources.cuts.plain_cuts import CutSample
     from loader_server.sources.cuts.stored_places import RootedPaths
     from loader_server.sources.files.opening import Files
     from loader_server.sources.manifest.cell_forms import CellForm
@@ -51,7 +51,7 @@ class CutFinder:
         if self._made is not None:
             self._made.close()
 
-    def find(self, part: CutPart, where: tuple[str, int]) -> MadeOf | BadRow:
+    def find(self, part: CutSample, where: tuple[str, int]) -> MadeOf | BadRow:
         """Return what a sample is made of; a BadRow at `where` if a recording cannot be used.
 
         Raise an UnusableCut if the cut or its features cannot be used; a ReadError if a remote file cannot be fetched,
@@ -68,7 +68,7 @@ class CutFinder:
             return self._arrays.features(manifest, part.cut["start"] + part.begin_s, part.duration_s)
         return self._plain(part, where)
 
-    def _plain(self, part: CutPart, where: tuple[str, int]) -> AudioStretch | BadRow:
+    def _plain(self, part: CutSample, where: tuple[str, int]) -> AudioStretch | BadRow:
         """Return the stretch of a plain cut's recording, or a BadRow if its file or its rate does not fit.
 
         Raise an UnusableCut if it is no plain cut, and a ReadError if a remote file cannot be fetched. SettingsError
@@ -85,7 +85,7 @@ class CutFinder:
             f"expected {plain.rate} Hz, as the recording's manifest says, got {audio.header.rate}: {plain.path}",
         )
 
-    def array(self, part: CutPart, form: CellForm) -> StoredArray:
+    def array(self, part: CutSample, form: CellForm) -> StoredArray:
         """Return the array of a custom field; raise an UnusableCut if it is missing or cannot be used.
 
         Raise besides what `find` raises.

@@ -159,7 +159,7 @@ class MadeCuts:
                 if within is not None:
                     cut = cut.truncate(offset=within[0], duration=within[1], preserve_id=True)
                 made = cut.load_audio() if self._values == "audio" else cut.load_features()
-            return self._one_channel(made) if self._values == "audio" else np.array(made, np.float32, order="C")
+            return self._single_channel(made) if self._values == "audio" else np.array(made, np.float32, order="C")
         except Exception as error:  # Lhotse raises anything, and only that class with a text of its own
             if not is_the_samples(error):
                 raise
@@ -171,7 +171,7 @@ class MadeCuts:
                 remedy="Mend or remove the cut, then run loader-server index.",
             ) from error
 
-    def _one_channel(self, audio: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _single_channel(self, audio: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the chosen channel, or the average of all; raise an IndexError if there is no such channel."""
         if len(audio) > 1 and self._channel == AVERAGED:
             return audio.mean(axis=0, dtype=np.float32)  # type: ignore[no-any-return] # numpy's own types

@@ -23,7 +23,7 @@ from loader_server.sources.cuts.recipes import (
     recipe_of,
     width_of,
 )
-from loader_server.sources.cuts.stored_places import SHAR, ArrayPlaces
+from loader_server.sources.cuts.stored_places import SHAR, ArrayPlaces, refuse_placeholder
 from loader_server.sources.files.archived_parts import ArchiveFacts
 from loader_server.sources.files.file_facts import FileFacts
 from loader_server.sources.remote.urls import is_url
@@ -34,7 +34,7 @@ from shared.errors import DataError, ReadError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from loader_server.sources.cuts.plain_cuts import CutPart
+    from loader_server.sources.cuts.plain_cuts import CutSample
     from loader_server.sources.cuts.stored_places import RootedPaths, StoredArray
     from loader_server.sources.files.opening import Files
 
@@ -84,10 +84,11 @@ class MadePart:
     @classmethod
     def from_json(cls, values: Sequence[Any]) -> MadePart:
         """Return the part that `to_json` gave these values of."""
-        if len(values) == 6:
-            return cls(*values)
-        *others, shape, chunks = values
-        return cls(*others, tuple(shape), chunks)
+        path, size, version, content, offset, nbytes, *array = values
+        if not array:
+            return cls(path, size, version, content, offset, nbytes)
+        packing, dtype, shape, chunks = array
+        return cls(path, size, version, content, offset, nbytes, packing, dtype, tuple(shape), chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class MadeCutPlaces:
         """Close the files that are open."""
         self._arrays.close()
 
-    def find(self, part: CutPart, where: tuple[str, int]) -> MadeCut | BadRow:
+    def find(self, part: CutSample, where: tuple[str, int]) -> MadeCut | BadRow:
         """Return what a part of a cut is made of; a BadRow at `where` if a recording cannot be used.
 
         Raise an UnusableCut if the cut cannot be made alike at each loading, has not what is wanted, or needs a file
@@ -187,6 +188,7 @@ class MadeCutPlaces:
 
     def _shard_part(self, source: Mapping[str, Any]) -> MadePart:
         """Return the member of a tar file that has a recording; raise an UnusableCut if the file ends before it."""
+        refuse_placeholder(source["source"])
         with refused_if_malformed():
             path, offset, nbytes, _ = source["source"].rsplit(":", 3)
             begin, size = int(offset), int(nbytes)

@@ -24,11 +24,11 @@ __all__ = [
     "MIXED",
     "PLAIN",
     "WHOLE_CUT",
-    "CutPart",
+    "CutSample",
     "PlainAudio",
     "UnusableCut",
     "audible_tracks",
-    "cut_part",
+    "cut_sample",
     "plain_audio",
     "refuse_no_file",
     "refused_if_malformed",
@@ -60,7 +60,7 @@ class UnusableCut(Exception):  # it becomes a bad row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutPart:
+class CutSample:
     """The part of a cut that is a sample: `begin_s` and `duration_s` within it, its name, and its labels.
 
     `supervision` is None if the sample is the whole cut.
@@ -106,13 +106,13 @@ def refused_if_malformed() -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise UnusableCut("not_utf8", f"expected UTF-8, got the byte 0x{error.object[error.start]:02x}") from None
     # Whatever a line of another shape breaks in the code within: a bad row, whose message says what was found.
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
         raise UnusableCut(
             "malformed", f"expected a cut as Lhotse writes it, got {type(error).__name__}: {error}"
         ) from None
 
 
-def cut_part(line: bytes, supervision: int, channel: int = AVERAGED, types: tuple[str, ...] = PLAIN) -> CutPart:
+def cut_sample(line: bytes, supervision: int, channel: int = AVERAGED, types: tuple[str, ...] = PLAIN) -> CutSample:
     """Return the part of a cut that is a sample: all of it, or one of its supervisions.
 
     `channel` chooses a channel of a cut that has several. Raise an UnusableCut if the cut is not of these types or
@@ -129,7 +129,7 @@ def cut_part(line: bytes, supervision: int, channel: int = AVERAGED, types: tupl
         return _part(cut, None, (0.0, _duration_of(cut)), ordered)
 
 
-def plain_audio(part: CutPart) -> PlainAudio:
+def plain_audio(part: CutSample) -> PlainAudio:
     """Return the file and stretch of a part of a plain cut.
 
     Raise an UnusableCut if the cut has no recording, or one with transforms, channels or a source that cannot be used;
@@ -220,10 +220,10 @@ def _duration_of(cut: dict[str, Any]) -> float:
     if "tracks" not in cut:
         return float(cut["duration"])
     ends = (track.get("offset", 0.0) + track["cut"]["duration"] for track in audible_tracks(cut))
-    return round(max(ends), ndigits=8)
+    return float(round(max(ends), ndigits=8))
 
 
-def _supervised(cut: dict[str, Any], supervisions: list[dict[str, Any]], number: int) -> CutPart:
+def _supervised(cut: dict[str, Any], supervisions: list[dict[str, Any]], number: int) -> CutSample:
     """Return the part of supervision `number`; raise an UnusableCut if the cut has none.
 
     A supervision may begin before the cut and end after it: its part within the cut counts. Raise an IndexError if
@@ -244,7 +244,7 @@ def _part(
     supervision: dict[str, Any] | None,
     within: tuple[float, float],
     supervisions: list[dict[str, Any]],
-) -> CutPart:
+) -> CutSample:
     """Return the part of a cut from a begin on and as long as a duration, in seconds, with these supervisions.
 
     Raise a ValueError if the text cannot be UTF-8 or a time is not finite; an error of Python's, such as a KeyError or
@@ -256,7 +256,7 @@ def _part(
     # Python's JSON parser accepts NaN and Infinity.
     if not math.isfinite(sum(within)):
         raise ValueError(within)
-    return CutPart(
+    return CutSample(
         cut=cut,
         supervision=supervision,
         begin_s=within[0],

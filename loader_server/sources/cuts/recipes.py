@@ -1,4 +1,4 @@
-"""Recipes: what Lhotse has to know of a cut to make a sample of it, and how long that will be. Pure.
+"""Recipes: what Lhotse has to know of a cut to make a sample of it, and how long that will be.
 
 A recipe is the cut as the manifest has it, without labels, and without features or recording if the other is wanted.
 Rules: reads no audio and needs no Lhotse. Only transforms that give the same at each loading are allowed, by their
@@ -18,7 +18,7 @@ from loader_server.sources.remote.urls import joined
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from loader_server.sources.cuts.plain_cuts import CutPart
+    from loader_server.sources.cuts.plain_cuts import CutSample
 
 __all__ = [
     "WITHIN",
@@ -51,7 +51,7 @@ _OF_CUT = (
 _OF_TRACK = ("type", "offset", "snr", "tag", "is_snr_reference", "mute")
 
 
-def recipe_of(part: CutPart, values: str) -> dict[str, Any]:
+def recipe_of(part: CutSample, values: str) -> dict[str, Any]:
     """Return the recipe of a part of a cut for its "audio" or its "features".
 
     Raise an UnusableCut if it has none, if it is drawn anew at each loading, runs a command, or has a transform that is
@@ -175,7 +175,7 @@ def files_named(line: bytes) -> list[str]:
     return [path for path in named if isinstance(path, str) and "\0" not in path]
 
 
-def planned_frames(part: CutPart, recipe: Mapping[str, Any], values: str) -> int:
+def planned_frames(part: CutSample, recipe: Mapping[str, Any], values: str) -> int:
     """Return how many samples of audio, or frames of features, Lhotse makes of a recipe.
 
     Raise an UnusableCut if there are none, or if it is no cut as Lhotse writes it.

@@ -21,15 +21,15 @@ from loader_server.sources.audio.recorded_source import ListedSource
 from loader_server.sources.audio.recordings import audio_field, common_rate
 from loader_server.sources.audio.stretches import channel_setting
 from loader_server.sources.batch_columns import fields_of_rows
-from loader_server.sources.cuts.custom_fields import FIELD_KINDS, cells_of, forms_asked
+from loader_server.sources.cuts.custom_fields import FIELD_KINDS, MOST_FIELDS, cells_of, forms_asked
 from loader_server.sources.cuts.cut_columns import FoundCut, columns_of_cuts
 from loader_server.sources.cuts.cut_finder import FEATURES, CutFinder, form_found
 from loader_server.sources.cuts.made_cuts import MadeCuts, lhotse_versions
-from loader_server.sources.cuts.plain_cuts import MIXED, PLAIN, WHOLE_CUT, UnusableCut, cut_part, samples_in
+from loader_server.sources.cuts.plain_cuts import MIXED, PLAIN, WHOLE_CUT, UnusableCut, cut_sample, samples_in
 from loader_server.sources.cuts.recipes import files_named
 from loader_server.sources.cuts.sample_parts import SampleParts
 from loader_server.sources.cuts.shar_folders import Shard, manifest_lines, shard_lines, shards_of
-from loader_server.sources.cuts.stored_arrays import ArrayColumn, array_versions
+from loader_server.sources.cuts.stored_arrays import StoredColumn, array_versions
 from loader_server.sources.cuts.stored_places import RootedPaths
 from loader_server.sources.files.same_files import list_facts, refuse_absent_list
 from loader_server.sources.manifest.cell_forms import CellForm, number_of
@@ -110,7 +110,22 @@ class LhotseSource(ListedSource):
     Settings = LhotseSettings
     list_kind = _MANIFEST
     beside_audio = ("text", "speaker", "language")
+    local_columns = frozenset(("mtime_ns", *(f"mtime_ns_{place}" for place in range(MOST_FIELDS + 1))))
     settings: LhotseSettings
+
+    @property
+    def content_columns(self) -> frozenset[str]:  # type: ignore[override]
+        """Return the index's columns of digests: of recordings, if they are plain, and of each key of arrays.
+
+        Raise a SettingsError as `survey` does, for custom fields.
+        """
+        recordings = () if self._has_features or self.settings.use_lhotse else ("content",)
+        return frozenset((*recordings, *(f"content_{place}" for place in range(len(self._stored(self._asked))))))
+
+    def _stored(self, forms: tuple[CellForm, ...]) -> list[CellForm]:
+        """Return the forms of arrays that are read from their places: not those of features that Lhotse makes."""
+        arrays = [form for form in forms if form.kind == "array"]
+        return [form for form in arrays if form.key != FEATURES] if self.settings.use_lhotse else arrays
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -309,7 +324,7 @@ class LhotseSource(ListedSource):
         Raise a ReadError if a remote file cannot be fetched. SettingsError and MachineError of `find` pass through.
         """
         try:
-            part = cut_part(*row, self.settings.channel, self._types)
+            part = cut_sample(*row, self.settings.channel, self._types)
             made_of = finder.find(part, where)
             if isinstance(made_of, BadRow):
                 return made_of
@@ -338,11 +353,9 @@ class LhotseSource(ListedSource):
             self._recordings = self._made  # type: ignore[assignment] # it reads and decodes by the same methods
         elif not self._has_features:
             super()._open_recordings(indexed)
-        arrays = [form for form in self._forms if form.kind == "array"]
-        if self._made is not None and self._has_features:
-            del arrays[0]
         columns = {
-            form.key: ArrayColumn(self.files, indexed, form, place, line_of) for place, form in enumerate(arrays)
+            form.key: StoredColumn(self.files, indexed, form, place, line_of)
+            for place, form in enumerate(self._stored(self._forms))
         }
         readers = {} if self._has_features and self._made is None else {"": self._recordings}
         self._arrays = columns
@@ -380,9 +393,8 @@ class LhotseSource(ListedSource):
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
         """Return the transcripts, or the texts of a custom field, block by block; None for any other key."""
-        form, cells = self._cells.get(key, (None, None))
-        if form is not None and form.kind == "text":
-            return texts_of_column(cells)
+        if key in self._cells and self._cells[key][0].kind == "text":
+            return texts_of_column(self._cells[key][1])
         return super().texts(key)
 
     def look_for_changes(self, time_s: float) -> None:

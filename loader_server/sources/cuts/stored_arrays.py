@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from loader_server.sources.manifest.cell_forms import CellForm
     from loader_server.sources.source import Indexed
 
-__all__ = ["ArrayColumn", "array_columns", "array_strings", "array_versions", "unpacked"]
+__all__ = ["StoredColumn", "array_columns", "array_strings", "array_versions", "unpacked"]
 
 #: Numbers of the index for each array, and where a StoredArray has them. The place of the array among those of a sample
 #: follows the name, as does its length under `length_<key>`.
@@ -60,7 +60,7 @@ def array_strings(place: int, arrays: Sequence[StoredArray]) -> dict[str, list[s
     }
 
 
-class ArrayColumn(ArchivedParts):
+class StoredColumn(ArchivedParts):
     """The arrays of all samples under one key; `place` is that of the key among those of a sample.
 
     `where` is how messages name a sample.
@@ -124,7 +124,8 @@ def _unpacked(raw: bytes, packing: str, form: tuple[str, tuple[int, ...]], chunk
     if packing == "npy":
         return array_of_npy(raw)
     if packing == "raw":
-        return np.frombuffer(raw, form[0]).reshape(form[1]).copy()
+        bare: NDArray[Any] = np.frombuffer(raw, form[0]).reshape(form[1]).copy()
+        return bare
     lilcom = library("lilcom", extra="lilcom", use="which decompresses features of Lhotse")
     if packing == "lilcom":
         return _of_numbers(lilcom.decompress(raw))

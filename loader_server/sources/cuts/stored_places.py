@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 
     from loader_server.sources.files.opening import FileFacts, Files
 
-__all__ = ["PACKINGS", "SHAR", "ArrayPlaces", "RootedPaths", "StoredArray", "frames_in", "seconds_in"]
+__all__ = [
+    "PACKINGS",
+    "SHAR",
+    "ArrayPlaces",
+    "RootedPaths",
+    "StoredArray",
+    "frames_in",
+    "refuse_placeholder",
+    "seconds_in",
+]
 
 #: How the bytes of an array are packed: a .npy file, an array compressed by lilcom, several of them one after another,
 #: or the values alone.
@@ -48,10 +57,7 @@ _BEFORE_FEATURES_S, _BEFORE_ARRAY_S = 1e-3, 1e-5
 
 _COPY = "copy them by cuts.copy_feats(NumpyFilesWriter(…)), or as arrays of such a type"
 #: Remedies for storage types that are not read here; others get `_COPY`.
-_REMEDIES = {
-    "kaldiio": 'read Kaldi\'s archives by source = "kaldi"',
-    "chunked_lilcom_hdf5": _COPY,
-}
+_REMEDIES = {"kaldiio": 'read Kaldi\'s archives by source = "kaldi"'}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +152,8 @@ class ArrayPlaces:
             if before_s < -_BEFORE_ARRAY_S:
                 _refuse_outside(start_s, duration_s, manifest["start"])
             shift = manifest["frame_shift"]
-            first = 0 if math.isclose(start_s, manifest["start"]) else min(seconds_in(before_s, shift), shape[0])
-            return self._found(manifest["array"], shape, (first, first + seconds_in(duration_s, shift)))
+            first = 0 if math.isclose(start_s, manifest["start"]) else min(_steps_in(before_s, shift), shape[0])
+            return self._found(manifest["array"], shape, (first, first + _steps_in(duration_s, shift)))
 
     def whole(self, manifest: Mapping[str, Any]) -> StoredArray:
         """Return all of the features that a manifest names, however much of them a cut needs.
@@ -203,6 +209,7 @@ class ArrayPlaces:
     def _in_shard(self, manifest: Mapping[str, Any], shape: tuple[int, ...], wanted: tuple[int, int]) -> StoredArray:
         """Return the array in a member of a tar file of a Shar folder."""
         path = manifest["storage_path"]
+        refuse_placeholder(manifest["storage_key"])
         offset, nbytes, suffix = manifest["storage_key"].split(":")
         packing = {".npy": "npy", ".llc": "lilcom"}[suffix]
         found = self._of_form(path, self._archives.of(path), (int(offset), int(nbytes)), packing, wanted[0])
@@ -318,7 +325,7 @@ def frames_in(duration_s: float, frame_shift_s: float, rate: int) -> int:
     return int((round(duration_s * rate) + hop // 2) // hop)
 
 
-def seconds_in(duration_s: float, frame_shift_s: float) -> int:
+def _steps_in(duration_s: float, frame_shift_s: float) -> int:
     """Return how many steps of an array with time a duration has, rounded as Lhotse does: halves up.
 
     Raise a ZeroDivisionError if a step takes no time, and a TypeError if a value is no number.
@@ -354,6 +361,12 @@ def _form_of(head: bytes, nbytes: int, packing: str, path: str) -> tuple[str, tu
 def _lilcom() -> Any:
     """Return the library that decompresses features; raise a SettingsError if it is missing."""
     return library("lilcom", extra="lilcom", use="which decompresses features of Lhotse")
+
+
+def refuse_placeholder(place: str) -> None:
+    """Raise an UnusableCut if a manifest of a Shar folder stands for data that its tar files lack."""
+    if not place:
+        raise UnusableCut("no_data", "expected data in the tar files of the Shar folder, got none for this cut")
 
 
 def _refuse_outside(start_s: float, duration_s: float, begin_s: float, frames: int | None = None) -> None:

@@ -1,12 +1,16 @@
 """Data sets that Lhotse itself writes: recordings, features of each storage type, arrays, mixtures, Shar folders.
 
-Only those who have Lhotse (`pip install -e '.[lhotse]'`) can call these.
+Only those who have Lhotse (`pip install -e '.[lhotse]'`) can call these. What they give is kept in golden/ for the
+others; `python -m tests.loader_server.sources.cuts.lhotse_data` writes it anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +20,12 @@ import soundfile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RATE", "WRITERS", "in_folder", "made_cuts", "plain_cuts", "with_fields", "write_shar"]
+__all__ = ["GOLDEN", "KEPT", "RATE", "WRITERS", "in_folder", "made_cuts", "plain_cuts", "with_fields", "write_shar"]
 
 RATE = 8000
+GOLDEN = Path(__file__).parent / "golden"
+#: Storage types of the features that are kept.
+KEPT = ("numpy_files", "numpy_hdf5", "lilcom_chunky")
 #: Writers of features by the storage type that manifests have, each with where it writes.
 WRITERS = {
     "numpy_files": ("NumpyFilesWriter", "feats"),
@@ -125,3 +132,31 @@ def write_shar(cuts: Any, folder: str, **fields: str) -> None:
     with SharWriter(folder, fields=fields, shard_size=3, warn_unused_fields=False) as writer:
         for cut in cuts:
             writer.write(cut)
+
+
+def _main() -> None:
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    for storage_type in KEPT:
+        folder = GOLDEN / storage_type
+        folder.mkdir(parents=True)
+        with in_folder(folder):
+            cuts = with_fields(plain_cuts(2), storage_type)
+            cuts.to_file("cuts.jsonl")
+            loads = ("features", "alignment", "embedding")
+            values = {f"{cut.id} {what}": getattr(cut, f"load_{what}")() for cut in cuts for what in loads}
+            np.savez_compressed("expected.npz", **values)
+            for recording in folder.glob("r?.*"):
+                recording.unlink()
+    with tempfile.TemporaryDirectory() as folder, in_folder(Path(folder)):
+        cuts = made_cuts()
+        cuts.to_file(GOLDEN / "made.jsonl")
+    lengths = {}
+    for cut in cuts:
+        parts = [(max(0, s.start), min(cut.duration, s.end)) for s in cut.supervisions]
+        cuts_of_parts = [cut.truncate(offset=begin, duration=end - begin) for begin, end in parts]
+        lengths[cut.id] = [cut.num_samples, [part.num_samples for part in cuts_of_parts]]
+    (GOLDEN / "made_lengths.json").write_text(json.dumps(lengths, indent=1))
+
+
+if __name__ == "__main__":
+    _main()

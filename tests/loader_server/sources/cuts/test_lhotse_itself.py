@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
+import trainer_client
 from loader_server.conformance.case import SourceCase
 from loader_server.conformance.checks import check_source
+from loader_server.sources.cuts.plain_cuts import MIXED, WHOLE_CUT, cut_sample
+from loader_server.sources.cuts.recipes import planned_frames, recipe_of
 from tests.loader_server.sources.cuts import lhotse_data
 from tests.loader_server.sources.cuts.lhotse_data import WRITERS, in_folder
 from tests.support.forked_pools import forked_pools
+from tests.support.loaders import running
 from tests.support.sources import decoded, index_source, open_source, spec_of
 
 lhotse = pytest.importorskip("lhotse", reason="pip install -e '.[lhotse]'")
@@ -212,7 +217,93 @@ def test_shar_folders_pass_the_checks(tmp_path):
     assert conforms(tmp_path, change, paths=["shar"], use_lhotse=True) == []
 
 
-def rows(folder, *cuts, **how):
-    (folder / "bad.jsonl").write_text("".join(f"{json.dumps(cut)}\n" for cut in cuts))
-    report, _ = indexed(folder, **{**MADE, "paths": ["bad.jsonl"], **how})
-    return [(bad.line, bad.reason, bad.detail) for bad in report.bad]
+def test_planned_lengths_of_any_part_are_those_that_lhotse_gives(made):
+    """Of random mixtures, of which random parts are supervised: nothing is loaded."""
+    random = np.random.default_rng(5)
+    with in_folder(made):
+        recordings = [lhotse.Recording.from_file(name) for name in ("r0.wav", "r1.flac", "r2.wav")]
+    mixtures = []
+    for number in range(150):
+        cut = None
+        for recording in recordings[: random.integers(1, 4)]:
+            track = (
+                recording.resample(int(random.choice([8000, 16000]))).to_cut()
+                if number % 5 == 0
+                else recording.to_cut()
+            )
+            track = track.resample(16000) if number % 5 == 0 else track
+            track = track.perturb_speed(float(random.choice([0.9, 1.0, 1.1])))
+            track = track.truncate(offset=random.uniform(0, 0.3), duration=random.uniform(0.2, 0.6))
+            if cut is None:
+                cut = track
+            elif random.random() < 0.5:
+                cut = cut.append(track)
+            else:
+                cut = cut.mix(track, offset_other_by=random.uniform(0, cut.duration), snr=float(random.choice([-5, 5])))
+        if random.random() < 0.5:
+            cut = cut.pad(duration=random.uniform(0.3, 3), direction=str(random.choice(["left", "right", "both"])))
+        begin, long = random.uniform(0, cut.duration), random.uniform(0.01, 1)
+        segment = lhotse.SupervisionSegment(f"s{number}", "r", begin, long)
+        first = cut.tracks[0].cut if hasattr(cut, "tracks") else cut
+        if hasattr(first, "supervisions") and not isinstance(first, lhotse.cut.PaddingCut):
+            first.supervisions = [segment]
+        mixtures.append(cut.with_id(f"m{number}"))
+    tried = 0
+    for cut in mixtures:
+        line = json.dumps(cut.to_dict()).encode()
+        whole = cut_sample(line, WHOLE_CUT, types=MIXED)
+        assert planned_frames(whole, recipe_of(whole, "audio"), "audio") == cut.num_samples
+        for place, supervision in enumerate(cut.supervisions):
+            begin, end = max(0, supervision.start), min(cut.duration, supervision.end)
+            if end - begin < 0.001:
+                continue
+            part = cut_sample(line, place, types=MIXED)
+            expected = cut.truncate(offset=begin, duration=end - begin).num_samples
+            assert planned_frames(part, recipe_of(part, "audio"), "audio") == expected, cut
+            tried += 1
+    assert tried > 50
+
+
+JOB = """
+[job]
+name = "made"
+seed = 3
+listen = "tcp://127.0.0.1:*"
+[streams.train]
+source = "lhotse"
+paths = ["made.jsonl"]
+use_lhotse = true
+filter = "audio_rate < 9000"
+length = "audio"
+budget = "40000 frames"
+"""
+
+
+def test_two_workers_and_a_resumed_run_give_the_same_bytes(made, tmp_path):
+    for path in made.iterdir():
+        if path.is_file():
+            shutil.copy(path, tmp_path)
+    (tmp_path / "job.toml").write_text(JOB)
+    cuts = {cut.id: cut for cut in lhotse.CutSet.from_file(tmp_path / "made.jsonl")}
+    expected = loaded(tmp_path, cuts.values(), lambda cut: cut.load_audio()[0])
+    with running(tmp_path / "job.toml", workers=2) as loaders:
+        digests, seen = [], {}
+        with trainer_client.connect(loaders.endpoint) as feed:
+            for batch in feed:
+                digests.append(batch.digest)
+                for row in np.flatnonzero(batch["weight"]):
+                    audio = batch["audio"][row, : batch["audio_length"][row]]
+                    seen[feed.tag(int(batch["tag"][row]))] = audio.copy()
+        with trainer_client.connect(loaders.endpoint) as feed:
+            batches = iter(feed)
+            first = [next(batches).digest for _ in range(2)]
+            feed.trained(2)
+            state = feed.state()
+    assert seen.keys() == {name for name, cut in cuts.items() if cut.sampling_rate == 8000}
+    for name, audio in seen.items():
+        np.testing.assert_array_equal(audio, expected[name])
+    with running(tmp_path / "job.toml", workers=1) as loaders, trainer_client.connect(loaders.endpoint) as feed:
+        feed.restore(state)
+        rest = [batch.digest for batch in feed]
+    assert first + rest == digests
+    assert len(digests) > 3

@@ -79,7 +79,9 @@ def test_what_lhotse_would_make_or_fetch_is_a_bad_row_that_says_what_to_do(tmp_p
     assert details[0].startswith(
         "expected a MonoCut or MultiCut, got a MixedCut: a mixture is not made here: write use_lhotse = true"
     )
-    assert details[1].startswith("expected a recording as it is on disk, got transforms (Speed): write use_lhotse = true")
+    assert details[1].startswith(
+        "expected a recording as it is on disk, got transforms (Speed): write use_lhotse = true"
+    )
     assert details[2].startswith('expected a file, got a source of type "command": bring its audio to files first')
     assert details[3] == "expected a channel that the recording has, got 7"
 
