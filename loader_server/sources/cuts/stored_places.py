@@ -34,7 +34,6 @@ __all__ = [
     "StoredArray",
     "frames_in",
     "refuse_placeholder",
-    "seconds_in",
 ]
 
 #: How the bytes of an array are packed: a .npy file, an array compressed by lilcom, several of them one after another,

@@ -7,17 +7,21 @@ import shutil
 
 import numpy as np
 import pytest
+import soundfile
 
 import trainer_client
-from loader_server.conformance.case import SourceCase
+from loader_server.conformance.case import SourceCase, content_of
 from loader_server.conformance.checks import check_source
+from loader_server.sources.cuts import made_places
 from loader_server.sources.cuts.plain_cuts import MIXED, WHOLE_CUT, cut_sample
 from loader_server.sources.cuts.recipes import planned_frames, recipe_of
+from shared.errors import ReadError, SampleError
 from tests.loader_server.sources.cuts import lhotse_data
 from tests.loader_server.sources.cuts.lhotse_data import WRITERS, in_folder
 from tests.support.forked_pools import forked_pools
 from tests.support.loaders import running
 from tests.support.sources import decoded, index_source, open_source, spec_of
+from tests.support.stores import plain_server
 
 lhotse = pytest.importorskip("lhotse", reason="pip install -e '.[lhotse]'")
 
@@ -173,6 +177,67 @@ def test_features_of_mixtures_are_what_lhotse_makes(tmp_path):
     expected = loaded(tmp_path, cuts, lambda cut: cut.load_features().astype(np.float32))
     for name, sample in samples_of(source).items():
         np.testing.assert_array_equal(sample["features"], expected[name], strict=True)
+
+
+def test_recordings_too_large_to_be_read_whole_are_sought_in(made, monkeypatch):
+    monkeypatch.setattr(made_places, "_MOST_READ_BYTES", 100)
+    _, source = indexed(made, **MADE)
+    cuts = list(lhotse.CutSet.from_file(made / "made.jsonl"))
+    assert all(len(raw) < 200 for raw in source.read(range(source.samples)))
+    expected = loaded(made, cuts, lambda cut: cut.load_audio()[0])
+    for n, cut in enumerate(cuts):
+        np.testing.assert_array_equal(decoded(source, n)["audio"], expected[cut.id], strict=True)
+    before = (made / "r0.wav").read_bytes()
+    (made / "r0.wav").write_bytes(before[:-2] + b"xx")
+    try:
+        with pytest.raises(ReadError, match="same size with other bytes"):
+            decoded(source, 0)
+    finally:
+        (made / "r0.wav").write_bytes(before)
+
+
+def test_what_lhotse_cannot_load_is_a_bad_sample(made):
+    _, source = indexed(made, **MADE)
+    raw = next(iter(source.read([0])))
+    with pytest.raises(SampleError, match="expected a cut that Lhotse can load, got"):
+        source.decode(0, raw[:-9000])
+    with pytest.raises(SampleError, match="expected a cut that Lhotse can load, got"):
+        source.decode(0, raw[:8] + bytes(len(raw) - 8))
+
+
+def test_a_channel_may_be_chosen_of_what_lhotse_makes(tmp_path):
+    with in_folder(tmp_path):
+        soundfile.write("two.wav", np.random.default_rng(0).uniform(-0.3, 0.3, (8000, 2)), 8000)
+        cut = lhotse.Recording.from_file("two.wav").to_cut()
+        cuts = [cut.perturb_volume(0.5).with_id("a"), cut.pad(duration=1.5).with_id("b")]
+        lhotse.CutSet.from_cuts(cuts).to_file("made.jsonl")
+    expected = loaded(tmp_path, cuts, lambda cut: cut.load_audio())
+    for channel, make in ((-1, lambda audio: audio.mean(axis=0, dtype=np.float32)), (1, lambda audio: audio[1])):
+        _, source = indexed(tmp_path, **MADE, channel=channel)
+        for name, sample in samples_of(source).items():
+            np.testing.assert_array_equal(sample["audio"], make(expected[name]), strict=True)
+
+
+def test_files_may_be_remote(made, tmp_path):
+    with in_folder(tmp_path):
+        lhotse_data.with_fields(lhotse_data.plain_cuts(), "lilcom_files").to_file("cuts.jsonl.gz")
+    with plain_server(made, ranges=True) as target, plain_server(tmp_path, ranges=True) as other:
+        for folder, url, how in (
+            (made, target, MADE),
+            (tmp_path, other, {"paths": ["cuts.jsonl.gz"], "values": "features", "custom": FIELDS}),
+        ):
+            (folder / "here").mkdir()
+            local = spec_of("lhotse", folder, **how)
+            index_source(local, folder / "here/local")
+            shutil.copy(folder / how["paths"][0], folder / "here")
+            far = spec_of("lhotse", folder / "here", **how, root=f"http://{url}")
+            index_source(far)
+            source, near = open_source(far), open_source(local, folder / "here/local")
+            assert source.files.are_remote
+            source.expect(np.arange(source.samples))
+            for n in range(near.samples):
+                assert content_of(decoded(source, n)) == content_of(decoded(near, n))
+            source.close()
 
 
 def conforms(folder, change, **how):
