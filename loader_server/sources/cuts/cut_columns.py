@@ -58,10 +58,8 @@ def columns_of_cuts(
         numbers |= stretch_columns([_stretch(cut.made_of) for cut in cuts], plain=False)
     for place, (form, column) in enumerate(zip(arrays, columns, strict=True)):
         _add(numbers, strings, (array_columns(form, place, column), array_strings(place, column)))
-    others = [form for form in forms if form.kind != "array"]
-    for place, form in enumerate(others):
-        cells = strings[f"custom_{place}"] = [cut.cells[place] for cut in cuts]
-        numbers |= {f"length_{key}": list(map(len, cells)) for key in form.lengths}
+    others = sum(form.kind != "array" for form in forms)
+    strings |= {f"custom_{place}": [cut.cells[place] for cut in cuts] for place in range(others)}
     return numbers, strings
 
 

@@ -33,7 +33,7 @@ from loader_server.sources.cuts.stored_arrays import StoredColumn, array_version
 from loader_server.sources.cuts.stored_places import RootedPaths
 from loader_server.sources.files.same_files import list_facts, refuse_absent_list
 from loader_server.sources.manifest.cell_forms import CellForm, number_of
-from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source, texts_of_column
+from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.errors import DataError
 from shared.hashing import fingerprint
 from shared.settings.parsers import by_key, choice, flag, setting, text, texts
@@ -374,7 +374,7 @@ class LhotseSource(ListedSource):
     def lengths(self) -> dict[str, NDArray[np.int64]]:
         """Return a number a sample by key: `audio` in frames, `audio_rate` in Hz, `text` in characters.
 
-        Features and custom fields have steps, or characters.
+        Features and arrays have steps.
         """
         numbers = self.indexed.numbers
         audio = {} if self._has_features else {"audio": numbers["frames"], "audio_rate": numbers["rate"]}
@@ -390,12 +390,6 @@ class LhotseSource(ListedSource):
     def parts(self) -> tuple[int, ...]:
         """Return the first sample of each manifest that has samples."""
         return tuple(np.flatnonzero(np.diff(self.indexed.numbers["manifest"], prepend=-1)).tolist())
-
-    def texts(self, key: str) -> Iterator[Sequence[str]] | None:
-        """Return the transcripts, or the texts of a custom field, block by block; None for any other key."""
-        if key in self._cells and self._cells[key][0].kind == "text":
-            return texts_of_column(self._cells[key][1])
-        return super().texts(key)
 
     def look_for_changes(self, time_s: float) -> None:
         """Raise an error for local files that are gone or changed, looking at as many as fit into `time_s`."""

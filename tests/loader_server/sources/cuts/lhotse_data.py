@@ -1,7 +1,7 @@
 """Data sets that Lhotse itself writes: recordings, features of each storage type, arrays, mixtures, Shar folders.
 
-Only those who have Lhotse (`pip install -e '.[lhotse]'`) can call these. What they give is kept in golden/ for the
-others; `python -m tests.loader_server.sources.cuts.lhotse_data` writes it anew.
+Only those who have Lhotse (`pip install -e '.[lhotse]'`) can call most of these. What they give is kept in golden/ for
+the others; `python -m tests.loader_server.sources.cuts.lhotse_data` writes it anew.
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ import soundfile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["GOLDEN", "KEPT", "RATE", "WRITERS", "in_folder", "made_cuts", "plain_cuts", "with_fields", "write_shar"]
+__all__ = [
+    "GOLDEN",
+    "KEPT",
+    "RATE",
+    "WRITERS",
+    "in_folder",
+    "made_cuts",
+    "plain_cuts",
+    "with_fields",
+    "write_recordings_of_made_cuts",
+    "write_shar",
+]
 
 RATE = 8000
 GOLDEN = Path(__file__).parent / "golden"
@@ -122,6 +133,12 @@ def made_cuts() -> Any:
     named = [cut.with_id(name) for name, cut in made.items()]
     assert sum(isinstance(cut, MixedCut) for cut in named) == 6
     return lhotse.CutSet.from_cuts(named)
+
+
+def write_recordings_of_made_cuts(folder: Path) -> None:
+    """Silence in place of the recordings of golden/made.jsonl, as long as these: an index needs no more of them."""
+    for name, frames in (("r0.wav", 8000), ("r1.flac", 9096), ("r2.wav", 10193), ("r3.flac", 11290), ("rir.wav", 800)):
+        soundfile.write(folder / name, np.zeros(frames), RATE, subtype="PCM_16")
 
 
 def write_shar(cuts: Any, folder: str, **fields: str) -> None:

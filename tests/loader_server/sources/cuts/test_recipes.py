@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from loader_server.sources.cuts.plain_cuts import MIXED, WHOLE_CUT, UnusableCut,
 from loader_server.sources.cuts.recipes import files_named, holders_in, planned_frames, recipe_of
 from loader_server.stream import Stream
 from shared.errors import SettingsError
-from tests.loader_server.sources.cuts.lhotse_data import GOLDEN
+from tests.loader_server.sources.cuts.lhotse_data import GOLDEN, write_recordings_of_made_cuts
 from tests.support.sources import index_source, open_source, spec_of
 
 LENGTHS = json.loads((GOLDEN / "made_lengths.json").read_text())
@@ -118,13 +119,8 @@ def test_a_mixture_without_recordings_or_of_another_shape_is_refused():
 
 @pytest.fixture
 def folder(tmp_path):
-    """The recordings that the kept cuts are of, as far as an index needs them."""
-    for line in LINES.values():
-        for holder in holders_in(json.loads(line)):
-            (name,) = [source["source"] for source in holder["sources"]]
-            frames = {"r0": 8000, "r1": 9096, "r2": 10193, "r3": 11290, "rir": 800}[name.partition(".")[0]]
-            soundfile.write(tmp_path / name, np.zeros(frames), 8000, subtype="PCM_16")
-    (tmp_path / "made.jsonl").write_bytes((GOLDEN / "made.jsonl").read_bytes())
+    write_recordings_of_made_cuts(tmp_path)
+    shutil.copy(GOLDEN / "made.jsonl", tmp_path)
     return tmp_path
 
 
