@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.audio.stretches import AudioStretch, stretch_columns
-from loader_server.sources.cuts.cut_finder import FEATURES
+from loader_server.sources.audio.stretches import stretch_columns
+from loader_server.sources.cuts.cut_finder import FEATURES, PlainStretch
 from loader_server.sources.cuts.made_places import MadeCut, made_columns
-from loader_server.sources.cuts.plain_cuts import plain_audio
 from loader_server.sources.cuts.stored_arrays import array_columns, array_strings
 from loader_server.sources.cuts.stored_places import StoredArray
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loader_server.sources.cuts.cut_finder import MadeOf
-    from loader_server.sources.cuts.plain_cuts import CutSample
     from loader_server.sources.manifest.cell_forms import CellForm
 
 __all__ = ["FoundCut", "columns_of_cuts"]
@@ -27,12 +25,13 @@ _LABELS = ("key", "text", "speaker", "language")
 
 @dataclass(frozen=True, slots=True)
 class FoundCut:
-    """A good row: the part of a cut, what the sample is made of, and its custom fields: arrays, and others as texts.
+    """A good row: its labels, what the sample is made of, and its custom fields: arrays, and others as texts.
 
-    `forms` are those of features, if there are any, of the arrays, and of the other fields.
+    `labels` are its key, text, speaker and language. `forms` are those of features, if there are any, of the arrays,
+    and of the other fields. The cut itself is not kept: a piece has many, of many small parts.
     """
 
-    part: CutSample
+    labels: tuple[str, str, str, str]
     made_of: MadeOf
     arrays: list[StoredArray]
     cells: list[str]
@@ -43,7 +42,7 @@ def columns_of_cuts(
     cuts: Sequence[FoundCut], forms: tuple[CellForm, ...], *, makes: bool
 ) -> tuple[dict[str, list[int]], dict[str, list[str]]]:
     """Return the index's numbers and strings of these cuts; `makes` says that Lhotse makes the samples."""
-    strings = {name: [getattr(cut.part, name) for cut in cuts] for name in _LABELS}
+    strings = {name: [cut.labels[place] for cut in cuts] for place, name in enumerate(_LABELS)}
     numbers = {"length_text": list(map(len, strings["text"]))}
     arrays = [form for form in forms if form.kind == "array"]
     columns = [[cut.arrays[place] for cut in cuts] for place in range(len(arrays) - _has_features(forms))]
@@ -54,8 +53,9 @@ def columns_of_cuts(
         columns.insert(0, [_stored(cut.made_of) for cut in cuts])
         strings["path"] = [array.path for array in columns[0]]
     else:
-        strings["path"] = [plain_audio(cut.part).path for cut in cuts]
-        numbers |= stretch_columns([_stretch(cut.made_of) for cut in cuts], plain=False)
+        plain = [_plain(cut.made_of) for cut in cuts]
+        strings["path"] = [stretch.path for stretch in plain]
+        numbers |= stretch_columns([stretch.stretch for stretch in plain], plain=False)
     for place, (form, column) in enumerate(zip(arrays, columns, strict=True)):
         _add(numbers, strings, (array_columns(form, place, column), array_strings(place, column)))
     others = sum(form.kind != "array" for form in forms)
@@ -79,8 +79,8 @@ def _stored(found: MadeOf) -> StoredArray:
     return found
 
 
-def _stretch(found: MadeOf) -> AudioStretch:
-    assert isinstance(found, AudioStretch), "plain cuts are stretches of recordings"
+def _plain(found: MadeOf) -> PlainStretch:
+    assert isinstance(found, PlainStretch), "plain cuts are stretches of recordings"
     return found
 
 

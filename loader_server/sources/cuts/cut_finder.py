@@ -6,10 +6,10 @@ dtype and width of features and arrays, and others are bad rows.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from loader_server.sources.audio.stretches import AudioStretch, Headers
+from loader_server.sources.audio.stretches import Headers
 from loader_server.sources.cuts.custom_fields import array_manifest
 from loader_server.sources.cuts.made_places import MadeCut, MadeCutPlaces
 from loader_server.sources.cuts.plain_cuts import UnusableCut, plain_audio
@@ -18,17 +18,27 @@ from loader_server.sources.cuts.stored_places import ArrayPlaces, StoredArray
 from loader_server.sources.source import BadRow
 
 if TYPE_CHECKING:
+    from loader_server.sources.audio.stretches import AudioStretch
     from loader_server.sources.cuts.plain_cuts import CutSample
     from loader_server.sources.cuts.stored_places import RootedPaths
     from loader_server.sources.files.opening import Files
     from loader_server.sources.manifest.cell_forms import CellForm
 
-__all__ = ["FEATURES", "CutFinder", "MadeOf", "form_found"]
+__all__ = ["FEATURES", "CutFinder", "MadeOf", "PlainStretch", "form_found"]
 
 FEATURES = "features"
 
+
+@dataclass(frozen=True, slots=True)
+class PlainStretch:
+    """The stretch of a recording that makes a sample, and the path that the manifest has for its file."""
+
+    path: str
+    stretch: AudioStretch
+
+
 #: What a sample is made of, besides arrays of custom fields.
-MadeOf: TypeAlias = "AudioStretch | StoredArray | MadeCut"
+MadeOf: TypeAlias = "PlainStretch | StoredArray | MadeCut"
 
 
 class CutFinder:
@@ -68,7 +78,7 @@ class CutFinder:
             return self._arrays.features(manifest, part.cut["start"] + part.begin_s, part.duration_s)
         return self._plain(part, where)
 
-    def _plain(self, part: CutSample, where: tuple[str, int]) -> AudioStretch | BadRow:
+    def _plain(self, part: CutSample, where: tuple[str, int]) -> PlainStretch | BadRow:
         """Return the stretch of a plain cut's recording, or a BadRow if its file or its rate does not fit.
 
         Raise an UnusableCut if it is no plain cut, and a ReadError if a remote file cannot be fetched. SettingsError
@@ -76,9 +86,11 @@ class CutFinder:
         """
         plain = plain_audio(part)
         audio = self._headers.find(self._paths.here(plain.path), plain.stretch, where)
-        # Another rate means another file than the manifest was made of: its seconds may be of another recording.
-        if isinstance(audio, BadRow) or audio.header.rate == plain.rate:
+        if isinstance(audio, BadRow):
             return audio
+        # Another rate means another file than the manifest was made of: its seconds may be of another recording.
+        if audio.header.rate == plain.rate:
+            return PlainStretch(plain.path, audio)
         return BadRow(
             *where,
             "other_rate",

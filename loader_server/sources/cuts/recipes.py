@@ -95,21 +95,32 @@ def _main_holders(recipe: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from (cut[name] for name in ("recording", "features") if name in cut)
 
 
-def holders_in(recipe: Any) -> Iterator[dict[str, Any]]:
-    """Yield all tables of a recipe that name data, in its order: recordings, and features.
+def holders_in(recipe: Any) -> list[dict[str, Any]]:
+    """Return all tables of a recipe that name data, in its order: recordings, and features.
 
     Recordings of impulse responses are among them; a recording's own come before those of its transforms.
     """
-    if isinstance(recipe, list):
-        for value in recipe:
-            yield from holders_in(value)
-    elif isinstance(recipe, dict):
-        if is_recording(recipe) or "storage_type" in recipe:
-            yield recipe
-        for name, value in recipe.items():
-            # The words of a supervision, thousands of them, which name no files.
-            if name != "alignment" or (isinstance(value, dict) and "array" in value):
-                yield from holders_in(value)
+    found = list[dict[str, Any]]()
+    _look_for_holders(recipe, found)
+    return found
+
+
+def _look_for_holders(value: Any, found: list[dict[str, Any]]) -> None:
+    """Add all tables in a value that name data."""
+    # Into one list, and into nothing but tables and lists: this is done for each line of a manifest.
+    if isinstance(value, list):
+        for part in value:
+            if isinstance(part, dict | list):
+                _look_for_holders(part, found)
+        return
+    if not isinstance(value, dict):
+        return
+    if is_recording(value) or "storage_type" in value:
+        found.append(value)
+    for name, part in value.items():
+        # The words of a supervision, thousands of them, name no files.
+        if isinstance(part, dict | list) and (name != "alignment" or "array" in part):
+            _look_for_holders(part, found)
 
 
 def is_recording(table: Mapping[str, Any]) -> bool:

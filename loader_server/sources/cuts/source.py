@@ -295,11 +295,10 @@ class LhotseSource(ListedSource):
         SettingsError if a library is missing. MachineError and OSError of looking at files pass through.
         """
         good, bad = dict[int, FoundCut](), dict[int, BadRow]()
-        places = list[tuple[int, int]]()
+        places, manifests = list[tuple[int, int]](), list(map(self.files.where, piece.manifests))
         with closing(self._finder()) as finder:
             for number, (manifest, place, line, supervision) in enumerate(piece.rows, piece.start):
-                where = self.files.where(piece.manifests[manifest]), place
-                found = self._found_cut(finder, (line, supervision), where, piece.forms)
+                found = self._found_cut(finder, (line, supervision), (manifests[manifest], place), piece.forms)
                 if isinstance(found, BadRow):
                     bad[number] = found
                 else:
@@ -332,7 +331,8 @@ class LhotseSource(ListedSource):
             cells = cells_of(part, forms, where[0])
             found = [made_of, *arrays] if self._has_features else arrays
             known = [form_found(*pair) for pair in zip(forms, found, strict=False)]
-            return FoundCut(part, made_of, arrays, cells, (*known, *forms[len(known) :]))
+            labels = part.key, part.text, part.speaker, part.language
+            return FoundCut(labels, made_of, arrays, cells, (*known, *forms[len(known) :]))
         except UnusableCut as error:
             return BadRow(*where, *error.args)
 
