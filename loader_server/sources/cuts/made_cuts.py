@@ -20,7 +20,7 @@ from loader_server.sources.audio.audio_files import AVERAGED, audio_versions
 from loader_server.sources.batch_columns import joined_parts, parted
 from loader_server.sources.blame import error_text, is_the_samples
 from loader_server.sources.cuts.made_places import MadePart, version_or_none
-from loader_server.sources.cuts.recipes import WITHIN, holders_in, is_recording, rate_of
+from loader_server.sources.cuts.recipes import WITHIN, holders_in, is_recording, rate_of, width_of
 from loader_server.sources.cuts.stored_arrays import unpacked
 from loader_server.sources.files.archived_parts import ArchiveReads
 from loader_server.sources.files.presence import IndexedFiles, look_at_some
@@ -110,18 +110,20 @@ class MadeCuts:
         other errors of the machine.
         """
         recipe, parts = json.loads(self._recipes[sample]), self._parts_of(sample)
+        # Before it is made: Lhotse takes the recipe apart.
         rate = rate_of(recipe)
+        shape = (int(self._lengths[sample]), *([width_of(recipe)] if self._values == "features" else []))
         with contextlib.ExitStack() as stack:
             self._fill(recipe, parts, parted(raw, len(parts)), sample, stack)
             made = self._made(recipe, self._where(sample))
             for part in parts:
                 if part.is_sought_in and not is_url(part.path):
                     self._reads.refuse_other(part.path, part.facts, part.content)
-        if len(made) != self._lengths[sample]:
+        if made.shape != shape:
             raise SampleError(
                 reason="other_length",
-                expected=f"{self._lengths[sample]} steps, as the manifest promises",
-                got=str(len(made)),
+                expected=f"an array of shape {list(shape)}, as the manifest promises",
+                got=str(list(made.shape)),
                 where=self._where(sample),
                 remedy="Write the cuts anew from their recordings, then run loader-server index.",
             )
@@ -154,7 +156,7 @@ class MadeCuts:
         """Return what Lhotse makes of a recipe that was filled; raise a SampleError if it cannot."""
         lhotse, within = _lhotse(), recipe.pop(WITHIN, None)
         try:
-            with _decoding_by_libsndfile(lhotse):
+            with _usual_backends(lhotse):
                 cut = lhotse.cut.set.deserialize_cut(recipe)
                 if within is not None:
                     cut = cut.truncate(offset=within[0], duration=within[1], preserve_id=True)
@@ -223,10 +225,6 @@ class MadeCuts:
         """Return what tells the sample's bytes from others: its recipe, and its parts as indexed."""
         return f"{self._recipes[sample]} of {self._parts[sample]}"
 
-    def is_remote(self, sample: int) -> bool:
-        """Return whether a part of the sample is remote."""
-        return any(is_url(part.path) for part in self._parts_of(sample))
-
 
 def _as_npy(array: NDArray[Any]) -> bytes:
     """Return the bytes of a .npy file."""
@@ -239,19 +237,25 @@ def _as_npy(array: NDArray[Any]) -> bytes:
 def _lhotse() -> Any:
     """Return Lhotse, with PyTorch kept to one thread; raise a SettingsError if it is missing."""
     lhotse = library("lhotse", extra="lhotse", use="which makes cuts that are mixed or perturbed")
-    library("lhotse.audio.backend", extra="lhotse", use="which decodes recordings")
+    for module in ("lhotse.audio.backend", "lhotse.audio.resampling_backend"):
+        library(module, extra="lhotse", use="of version 1.33 or later")
     # A worker has a core; and how many threads share a sum may change its last bits.
     library("torch", extra="lhotse", use="by which Lhotse computes").set_num_threads(1)
     return lhotse
 
 
 @contextlib.contextmanager
-def _decoding_by_libsndfile(lhotse: Any) -> Iterator[None]:
-    """Have Lhotse decode by libsndfile within, whatever else is installed here or set in the environment."""
-    backend = lhotse.audio.backend
-    before = backend.get_current_audio_backend()
-    backend.set_current_audio_backend("LibsndfileBackend")
+def _usual_backends(lhotse: Any) -> Iterator[None]:
+    """Have Lhotse decode by libsndfile and resample by PyTorch within, whatever is installed or set in the environment.
+
+    What was set before is set again afterwards.
+    """
+    audio, resampling = lhotse.audio.backend, lhotse.audio.resampling_backend
+    before = audio.get_current_audio_backend(), resampling.get_current_resampling_backend()
+    audio.set_current_audio_backend("LibsndfileBackend")
+    resampling.set_current_resampling_backend("default")
     try:
         yield
     finally:
-        backend.set_current_audio_backend(before)
+        audio.set_current_audio_backend(before[0])
+        resampling.set_current_resampling_backend(before[1])

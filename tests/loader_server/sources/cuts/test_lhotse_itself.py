@@ -146,10 +146,13 @@ def test_supervisions_of_made_cuts_are_what_lhotse_truncates(made):
 def test_shar_folders_are_what_lhotse_loads(tmp_path, audio, features):
     with in_folder(tmp_path):
         cuts = lhotse_data.with_fields(lhotse_data.plain_cuts(), "numpy_files")
+        for number, cut in enumerate(cuts):
+            cut.custom = {**cut.custom, "topic": f"topic {number}"}
         stored = {"recording": audio, "features": features, "alignment": "numpy", "embedding": "lilcom"}
+        stored["topic"] = "jsonl"
         lhotse_data.write_shar(cuts, "shar", **stored)
         cuts = list(lhotse.CutSet.from_shar(in_dir="shar"))
-    _, source = indexed(tmp_path, paths=["shar"], use_lhotse=True, custom=FIELDS)
+    _, source = indexed(tmp_path, paths=["shar"], use_lhotse=True, custom={**FIELDS, "topic": "text"})
     other = spec_of("lhotse", tmp_path, paths=["shar"], values="features")
     index_source(other, tmp_path / "other")
     stored = open_source(other, tmp_path / "other")
@@ -160,7 +163,7 @@ def test_shar_folders_are_what_lhotse_loads(tmp_path, audio, features):
         np.testing.assert_array_equal(sample["alignment"], cut.load_alignment(), strict=True)
         np.testing.assert_array_equal(sample["embedding"], cut.load_embedding(), strict=True)
         np.testing.assert_array_equal(decoded(stored, n)["features"], cut.load_features(), strict=True)
-        assert (source.name(n), sample["domain"]) == (cut.id, cut.domain)
+        assert (source.name(n), sample["domain"], sample["topic"]) == (cut.id, cut.domain, f"topic {n}")
     assert source.place(4) == (str(tmp_path / "shar/cuts.000001.jsonl.gz"), 2)
 
 
@@ -177,6 +180,15 @@ def test_features_of_mixtures_are_what_lhotse_makes(tmp_path):
     expected = loaded(tmp_path, cuts, lambda cut: cut.load_features().astype(np.float32))
     for name, sample in samples_of(source).items():
         np.testing.assert_array_equal(sample["features"], expected[name], strict=True)
+    report, source = indexed(tmp_path, values="features", use_lhotse=True, sample="supervision")
+    parts = [(cut, segment) for cut in cuts for segment in cut.supervisions]
+    assert (report.bad, source.samples) == ((), len(parts))
+    for n, (cut, segment) in enumerate(parts):
+        begin, end = max(0, segment.start), min(cut.duration, segment.end)
+        part = cut.truncate(offset=begin, duration=end - begin)
+        with in_folder(tmp_path):
+            expected = part.load_features().astype(np.float32)
+        np.testing.assert_array_equal(decoded(source, n)["features"], expected, err_msg=f"{cut.id} {n}", strict=True)
 
 
 def test_recordings_too_large_to_be_read_whole_are_sought_in(made, monkeypatch):
@@ -216,6 +228,18 @@ def test_a_channel_may_be_chosen_of_what_lhotse_makes(tmp_path):
         _, source = indexed(tmp_path, **MADE, channel=channel)
         for name, sample in samples_of(source).items():
             np.testing.assert_array_equal(sample["audio"], make(expected[name]), strict=True)
+
+
+def test_the_environment_changes_nothing(made, monkeypatch):
+    monkeypatch.setenv("LHOTSE_AUDIO_BACKEND", "AudioreadBackend")
+    monkeypatch.setenv("LHOTSE_RESAMPLING_BACKEND", "sox")
+    before = lhotse.audio.resampling_backend.CURRENT_RESAMPLING_BACKEND
+    monkeypatch.setattr(lhotse.audio.resampling_backend, "CURRENT_RESAMPLING_BACKEND", None)
+    _, source = indexed(made, **MADE)
+    found = {name: content_of(sample) for name, sample in samples_of(source).items()}
+    monkeypatch.undo()
+    assert before == lhotse.audio.resampling_backend.CURRENT_RESAMPLING_BACKEND
+    assert {name: content_of(sample) for name, sample in samples_of(source).items()} == found
 
 
 def test_files_may_be_remote(made, tmp_path):

@@ -14,8 +14,10 @@ import soundfile
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.sources.cuts import made_cuts
+from loader_server.sources.cuts.custom_fields import array_manifest
 from loader_server.sources.cuts.plain_cuts import MIXED, WHOLE_CUT, UnusableCut, cut_sample, samples_in
 from loader_server.sources.cuts.recipes import files_named, holders_in, planned_frames, recipe_of
+from loader_server.sources.manifest.cell_forms import CellForm
 from loader_server.stream import Stream
 from shared.errors import SettingsError
 from tests.loader_server.sources.cuts.lhotse_data import GOLDEN, write_recordings_of_made_cuts
@@ -98,6 +100,26 @@ def test_a_transform_that_nobody_knows_is_refused_by_name():
 
     reason, detail = refused(changed("slow", change))
     assert (reason, "got DrawnAnew: save its audio" in detail) == ("transformed", True)
+
+
+def test_a_mixture_has_the_custom_fields_of_its_first_track_that_has_them(folder):
+    def change(cut):
+        for place, custom in enumerate(({"snr": 2.5}, {"snr": 7, "domain": "phone"})):
+            cut["tracks"][place]["cut"]["custom"] = custom
+
+    line = changed("appended", change)
+    _, source = indexed(folder, line, custom={"snr": "float32", "domain": "text"})
+    assert (source.columns["snr"][0], source.columns["domain"][0]) == ("2.5", "phone")
+    report, _ = indexed(folder, line, LINES["appended"], custom={"snr": "float32"})
+    assert report.bad_counts == {"no_custom_field": 1}
+
+
+def test_arrays_of_a_mixture_say_what_to_do(folder):
+    part = cut_sample(LINES["mixed"], WHOLE_CUT, types=MIXED)
+    with pytest.raises(UnusableCut) as error:
+        array_manifest(part, CellForm(key="alignment", kind="array"))
+    remedy = 'leave "alignment" out of `custom`, or make whole cuts of the mixtures'
+    assert error.value.args[1].endswith(f"got a MixedCut: {remedy}")
 
 
 def test_a_mixture_without_recordings_or_of_another_shape_is_refused():
