@@ -52,7 +52,7 @@ class CutFinder:
         self._values = values
         self._paths = paths
         self._headers = Headers(files, largest=largest)
-        self._arrays = ArrayPlaces(files, paths)
+        self._arrays = ArrayPlaces(files, paths, largest)
         self._made = MadeCutPlaces(files, paths, values, largest) if makes else None
 
     def close(self) -> None:

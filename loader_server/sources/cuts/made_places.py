@@ -117,7 +117,7 @@ class MadeCutPlaces:
         self._values = values
         self._largest = largest
         self._headers = Headers(files, largest=0)
-        self._arrays = ArrayPlaces(files, paths)
+        self._arrays = ArrayPlaces(files, paths, largest)
         self._archives = ArchiveFacts(files)
 
     def close(self) -> None:

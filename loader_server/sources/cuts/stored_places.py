@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from loader_server.sources.array_files import HEAD_OF_ARRAY, UNREADABLE, form_of_npy
 from loader_server.sources.cuts.plain_cuts import UnusableCut, refused_if_malformed
 from loader_server.sources.files.archived_parts import ArchiveFacts
 from loader_server.sources.remote.urls import is_url, joined
+from loader_server.sources.sample_limits import OVER_LARGEST, size_texts
 from shared.errors import DataError, ReadError
 from shared.extras import library
 from shared.wire.batch_layout import DTYPES
@@ -99,11 +102,15 @@ class RootedPaths:
 
 
 class ArrayPlaces:
-    """Finds arrays by their manifests; each file's size and content are noted once. Close it after use."""
+    """Finds arrays by their manifests; each file's size and content are noted once. Close it after use.
 
-    def __init__(self, files: Files, paths: RootedPaths) -> None:
+    What has to be unpacked for a sample may have `largest` bytes at most (0: no limit).
+    """
+
+    def __init__(self, files: Files, paths: RootedPaths, largest: int) -> None:
         self._files = files
         self._paths = paths
+        self._largest = largest
         self._archives = ArchiveFacts(files)
         #: Open HDF5 files by path.
         self._hdf5: dict[str, Any] = {}
@@ -186,6 +193,9 @@ class ArrayPlaces:
             raise UnusableCut("truncated", f"{detail}, got {max(0, found.facts.bytes - found.offset)}")
         if found.dtype not in DTYPES:
             raise UnusableCut("wrong_type", f"expected an array of numbers, got {found.dtype}: {found.path}")
+        nbytes = np.dtype(found.dtype).itemsize * math.prod(found.shape)
+        if self._largest and nbytes > self._largest and found.packing != "raw":
+            raise UnusableCut(OVER_LARGEST, "expected {}, got {}".format(*size_texts(nbytes, self._largest)))
         if not found.shape:
             return found
         rows = min(found.first + wanted[1] - wanted[0], found.shape[0]) - found.first

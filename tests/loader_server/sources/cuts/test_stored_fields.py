@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 
 import h5py
@@ -202,6 +203,12 @@ def test_a_manifest_that_changes_its_type_in_mid_file_tells_so(folder):
         ("other_array", "expected float32 [any, 5], as the first features, got float32 [any, 4]")
     ]
     assert source.samples == 1
+
+
+def test_an_array_that_is_too_large_once_unpacked_is_a_bad_row(folder):
+    spec = spec_of("lhotse", folder, paths=["cuts.jsonl"], values="features")
+    report = index_source(replace(spec, of_job=replace(spec.of_job, largest_sample=2100)))
+    assert (report.samples, report.bad_counts) == (2, {"over_largest_sample": 2})
 
 
 def test_names_that_samples_have_otherwise_are_refused(folder):
