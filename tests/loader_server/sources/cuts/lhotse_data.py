@@ -7,6 +7,7 @@ the others; `python -m tests.loader_server.sources.cuts.lhotse_data` writes it a
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import shutil
@@ -26,8 +27,10 @@ __all__ = [
     "RATE",
     "WRITERS",
     "in_folder",
+    "lengths_of",
     "made_cuts",
     "plain_cuts",
+    "random_mixtures",
     "with_fields",
     "write_recordings_of_made_cuts",
     "write_shar",
@@ -135,6 +138,46 @@ def made_cuts() -> Any:
     return lhotse.CutSet.from_cuts(named)
 
 
+def random_mixtures(count: int = 150) -> list[Any]:
+    """Mixtures of recordings in the working folder, of which random parts are supervised, also beyond their ends."""
+    import lhotse
+
+    random = np.random.default_rng(5)
+    recordings = [lhotse.Recording.from_file(name) for name in ("r0.wav", "r1.flac", "r2.wav")]
+    mixtures = []
+    for number in range(count):
+        cut = None
+        for recording in recordings[: random.integers(1, 4)]:
+            track = (recording.resample(16000) if number % 5 == 0 else recording).to_cut()
+            track = track.perturb_speed(float(random.choice([0.9, 1.0, 1.1])))
+            track = track.truncate(offset=random.uniform(0, 0.3), duration=random.uniform(0.2, 0.6))
+            if cut is None:
+                cut = track
+            elif random.random() < 0.5:
+                cut = cut.append(track)
+            else:
+                cut = cut.mix(track, offset_other_by=random.uniform(0, cut.duration), snr=float(random.choice([-5, 5])))
+        if random.random() < 0.5:
+            cut = cut.pad(duration=random.uniform(0.3, 3), direction=str(random.choice(["left", "right", "both"])))
+        for track in getattr(cut, "tracks", ())[1:] if number % 7 == 0 else ():
+            track.mute = track.cut.id != "PAD" and random.random() < 0.4 and cut.tracks[0].type != "PaddingCut"
+        begin, long = random.uniform(0, cut.duration), random.uniform(0.01, 1)
+        first = cut.tracks[-1].cut if hasattr(cut, "tracks") else cut
+        if not isinstance(first, lhotse.cut.PaddingCut):
+            first.supervisions = [lhotse.SupervisionSegment(f"s{number}", "r", begin, long)]
+        mixtures.append(cut.with_id(f"m{number}"))
+    return mixtures
+
+
+def lengths_of(cut: Any) -> tuple[int, list[int]]:
+    """How many samples Lhotse gives for a cut, and for the part in it of each of its supervisions; 0 if it has none."""
+    parts = [(max(0, s.start), min(cut.duration, s.end)) for s in cut.supervisions]
+    return cut.num_samples, [
+        cut.truncate(offset=begin, duration=end - begin).num_samples if end - begin > 0.001 else 0
+        for begin, end in parts
+    ]
+
+
 def write_recordings_of_made_cuts(folder: Path) -> None:
     """Silence in place of the recordings of golden/made.jsonl, as long as these: an index needs no more of them."""
     for name, frames in (("r0.wav", 8000), ("r1.flac", 9096), ("r2.wav", 10193), ("r3.flac", 11290), ("rir.wav", 800)):
@@ -167,12 +210,11 @@ def _main() -> None:
     with tempfile.TemporaryDirectory() as folder, in_folder(Path(folder)):
         cuts = made_cuts()
         cuts.to_file(GOLDEN / "made.jsonl")
-    lengths = {}
-    for cut in cuts:
-        parts = [(max(0, s.start), min(cut.duration, s.end)) for s in cut.supervisions]
-        cuts_of_parts = [cut.truncate(offset=begin, duration=end - begin) for begin, end in parts]
-        lengths[cut.id] = [cut.num_samples, [part.num_samples for part in cuts_of_parts]]
+        mixtures = random_mixtures(60)
+    lengths = {cut.id: lengths_of(cut) for cut in cuts}
     (GOLDEN / "made_lengths.json").write_text(json.dumps(lengths, indent=1))
+    with gzip.open(GOLDEN / "mixtures.jsonl.gz", "wt") as file:
+        file.writelines(f"{json.dumps([cut.to_dict(), *lengths_of(cut)])}\n" for cut in mixtures)
 
 
 if __name__ == "__main__":

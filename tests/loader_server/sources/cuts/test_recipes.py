@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import sys
@@ -16,7 +17,7 @@ from loader_server.job_file import JobFile
 from loader_server.sources.cuts import made_cuts
 from loader_server.sources.cuts.custom_fields import array_manifest
 from loader_server.sources.cuts.plain_cuts import MIXED, WHOLE_CUT, UnusableCut, cut_sample, samples_in
-from loader_server.sources.cuts.recipes import files_named, holders_in, planned_frames, recipe_of
+from loader_server.sources.cuts.recipes import files_named, holders_in, planned_frames, recipe_of, width_of
 from loader_server.sources.manifest.cell_forms import CellForm
 from loader_server.stream import Stream
 from shared.errors import SettingsError
@@ -47,6 +48,64 @@ def test_lengths_are_those_that_lhotse_gives(name):
     for number, frames in ((WHOLE_CUT, whole), *enumerate(parts)):
         part = cut_sample(line, number, types=MIXED)
         assert planned_frames(part, recipe_of(part, "audio"), "audio") == frames
+
+
+def test_lengths_of_random_mixtures_are_those_that_lhotse_gives():
+    with gzip.open(GOLDEN / "mixtures.jsonl.gz", "rb") as file:
+        kept = list(map(json.loads, file))
+    for cut, whole, parts in kept:
+        for number, frames in ((WHOLE_CUT, whole), *enumerate(parts)):
+            part = cut_sample(json.dumps(cut).encode(), number, types=MIXED)
+            if frames:
+                assert planned_frames(part, recipe_of(part, "audio"), "audio") == frames
+    assert len(kept) == 60
+
+
+def test_a_part_without_samples_is_refused():
+    def change(cut):
+        cut["supervisions"][0] |= {"start": 5.0}
+
+    part = cut_sample(changed("plain", change), 0, types=MIXED)
+    with pytest.raises(UnusableCut, match="expected an end after the beginning, got -"):
+        planned_frames(part, recipe_of(part, "audio"), "audio")
+
+
+def test_a_part_stands_in_its_recipe():
+    assert recipe_of(cut_sample(LINES["plain"], 1, types=MIXED), "audio")["within"] == [0.45, pytest.approx(0.96125)]
+    assert "within" not in recipe_of(cut_sample(LINES["plain"], WHOLE_CUT, types=MIXED), "audio")
+
+
+def test_only_the_files_of_the_channels_are_read():
+    def change(cut):
+        source = cut["recording"]["sources"][0]
+        cut["recording"]["sources"] = [source, source | {"channels": [1], "source": "other.wav"}]
+        cut["channel"] = 1
+
+    (holder,) = holders_in(recipe_of(cut_sample(changed("plain", change), WHOLE_CUT, types=MIXED), "audio"))
+    assert [source["source"] for source in holder["sources"]] == ["other.wav"]
+    assert refused(changed("plain", lambda cut: cut.update(channel=[0, 3]))) == (
+        "wrong_channel",
+        "expected a channel that the recording has, got [0, 3]",
+    )
+
+
+def test_frames_of_features_are_those_that_lhotse_gives():
+    (cut,) = [json.loads(line) for line in (GOLDEN / "numpy_files/cuts.jsonl").read_text().splitlines()][1:2]
+    padding = {
+        "id": "p",
+        "duration": 0.3,
+        "sampling_rate": 8000,
+        "num_frames": 30,
+        "num_features": 5,
+        "frame_shift": 0.01,
+    }
+    tracks = [{"cut": cut, "type": "MonoCut", "offset": 0.0}, {"cut": padding, "type": "PaddingCut", "offset": 1.13}]
+    for line, frames in ((cut, [114, 40, 69]), ({"id": "m", "type": "MixedCut", "tracks": tracks}, [143, 40, 69])):
+        for number, expected in zip((WHOLE_CUT, 0, 1), frames, strict=True):
+            part = cut_sample(json.dumps(line).encode(), number, types=MIXED)
+            recipe = recipe_of(part, "features")
+            assert planned_frames(part, recipe, "features") == expected
+            assert width_of(recipe) == 5
 
 
 def test_a_recipe_has_no_labels_and_names_its_data_in_order():
