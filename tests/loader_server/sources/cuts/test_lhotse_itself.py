@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,16 +13,19 @@ import pytest
 import soundfile
 
 import trainer_client
+from loader_server.commands.index import index_streams
 from loader_server.conformance.case import SourceCase, content_of
 from loader_server.conformance.checks import check_source
+from loader_server.job_file import JobFile
 from loader_server.sources.cuts import made_places
 from loader_server.sources.cuts.plain_cuts import MIXED, WHOLE_CUT, cut_sample
 from loader_server.sources.cuts.recipes import planned_frames, recipe_of
+from loader_server.stream import Stream
 from shared.errors import ReadError, SampleError
 from tests.loader_server.sources.cuts import lhotse_data
 from tests.loader_server.sources.cuts.lhotse_data import WRITERS, in_folder
 from tests.support.forked_pools import forked_pools
-from tests.support.loaders import running
+from tests.support.loaders import ROOT, running
 from tests.support.sources import decoded, index_source, open_source, spec_of
 from tests.support.stores import plain_server
 
@@ -323,6 +327,25 @@ def test_planned_lengths_of_any_part_are_those_that_lhotse_gives(made):
                 assert planned_frames(part, recipe_of(part, "audio"), "audio") == expected, cut
                 tried += place >= 0
     assert tried > 50
+
+
+def test_the_example_of_the_page(tmp_path):
+    with in_folder(tmp_path):
+        cuts = [cut for cut in lhotse_data.made_cuts() if cut.sampling_rate == 8000]
+        lhotse.CutSet.from_cuts(cuts).to_file("made.jsonl")
+        lhotse_data.write_shar(lhotse_data.plain_cuts(), "shar", recording="flac")
+    page = (ROOT / "docs/sources.md").read_text()
+    (text,) = (text for text in re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.M) if "use_lhotse" in text)
+    (tmp_path / "job.toml").write_text(f'[job]\nname = "x"\n{text}')
+    job = JobFile(tmp_path / "job.toml")
+    assert index_streams(job, ["train"])["train"].bad_counts == {}
+    stream = Stream(job, "train")
+    assert [field.per_second for field in stream.chain.fields] == [8000.0]
+    with in_folder(tmp_path):
+        expected = [cut.load_audio()[0] for cut in (*cuts, *lhotse.CutSet.from_shar(in_dir="shar"))]
+    assert stream.samples == len(expected)
+    for n, audio in enumerate(expected):
+        np.testing.assert_array_equal(decoded(stream.source, n)["audio"], audio, strict=True)
 
 
 JOB = """

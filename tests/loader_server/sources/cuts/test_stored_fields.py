@@ -216,6 +216,13 @@ def test_names_that_samples_have_otherwise_are_refused(folder):
         indexed(folder, custom={"text": "text"})
 
 
+def test_too_many_fields_are_refused(folder):
+    with pytest.raises(SettingsError, match="expected at most 64 custom fields, got 65"):
+        indexed(folder, custom={f"field{n}": "text" for n in range(65)})
+    with pytest.raises(DataError, match='got expected a custom field "field0"'):
+        indexed(folder, custom={f"field{n}": "text" for n in range(64)})
+
+
 def test_without_any_cut_that_has_them_the_source_is_refused(folder):
     cut = cuts_of(folder)[0]
     del cut["features"]
