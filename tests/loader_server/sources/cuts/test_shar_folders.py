@@ -15,6 +15,7 @@ from loader_server.sources.cuts.shar_folders import PROBLEM, shard_lines, shards
 from loader_server.sources.files.opening import Files
 from shared.errors import DataError
 from tests.support.sources import decoded, index_source, open_source, spec_of
+from tests.support.stores import plain_server
 
 RATE = 8000
 
@@ -101,6 +102,21 @@ def test_a_recording_is_found_in_its_tar_file(tmp_path):
     assert wav(1) in raw
     path = tmp_path / "shar/recording.000000.tar"
     assert source.indexed_files().file_at(2) == (str(path), path.stat().st_size)
+
+
+def test_a_folder_may_be_remote(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "here").mkdir()
+    write(tmp_path / "data", [range(3), range(3, 5)])
+    with plain_server(tmp_path / "data", ranges=True) as target:
+        report, source = indexed(tmp_path / "here", paths=[f"http://{target}/shar/"], custom={"topic": "text"})
+        assert (report.bad, source.samples, source.files.are_remote) == ((), 5, True)
+        source.expect(np.arange(5))
+        for n in range(5):
+            sample = decoded(source, n)
+            assert (sample["features"].tolist(), sample["topic"]) == ([[n, n]] * (n + 1), f"t{n}")
+        source.look_for_changes(1.0)
+        source.close()
 
 
 def test_a_tar_file_that_was_cut_short_has_bad_rows_at_its_end(tmp_path):

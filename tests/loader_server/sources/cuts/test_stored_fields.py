@@ -11,12 +11,13 @@ import h5py
 import numpy as np
 import pytest
 
-from loader_server.conformance.case import SourceCase
+from loader_server.conformance.case import SourceCase, content_of
 from loader_server.conformance.checks import check_source
 from shared.errors import DataError, ReadError, SampleError, SettingsError
 from tests.loader_server.sources.cuts.lhotse_data import GOLDEN, KEPT
 from tests.support.forked_pools import forked_pools
 from tests.support.sources import decoded, index_source, open_source, spec_of
+from tests.support.stores import plain_server
 
 FIELDS = {"alignment": "array", "embedding": "array", "snr": "float32", "clean": "int32", "domain": "text"}
 
@@ -77,6 +78,20 @@ def test_they_pass_the_checks(stored):
     with forked_pools():
         results = check_source(SourceCase(spec=spec, change=change, bad={}), stored)
     assert [result for result in results if result.passed is False] == []
+
+
+def test_they_may_be_remote(stored, tmp_path_factory):
+    here = tmp_path_factory.mktemp("here")
+    shutil.copy(stored / "cuts.jsonl", here)
+    _, near = indexed(stored, custom=FIELDS)
+    with plain_server(stored, ranges=True) as target:
+        report, far = indexed(here, custom=FIELDS, root=f"http://{target}")
+        assert report.bad == ()
+        assert far.files.are_remote
+        far.expect(np.arange(4))
+        assert [content_of(decoded(far, n)) for n in range(4)] == [content_of(decoded(near, n)) for n in range(4)]
+        assert far.indexed_files().file_at(0)[0] == ""
+        far.close()
 
 
 def test_each_supervision_has_its_part_of_them(folder):
