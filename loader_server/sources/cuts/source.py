@@ -327,11 +327,13 @@ class LhotseSource(ListedSource):
             made_of = finder.find(part, where)
             if isinstance(made_of, BadRow):
                 return made_of
+            labels = part.key, part.text, part.speaker, part.language
+            if not forms:
+                return FoundCut(labels, made_of, [], [], ())
             arrays = [finder.array(part, form) for form in forms if form.kind == "array" and form.key != FEATURES]
             cells = cells_of(part, forms, where[0])
             found = [made_of, *arrays] if self._has_features else arrays
             known = [form_found(*pair) for pair in zip(forms, found, strict=False)]
-            labels = part.key, part.text, part.speaker, part.language
             return FoundCut(labels, made_of, arrays, cells, (*known, *forms[len(known) :]))
         except UnusableCut as error:
             return BadRow(*where, *error.args)
