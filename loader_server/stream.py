@@ -54,6 +54,8 @@ __all__ = ["Stream", "open_base", "open_source", "open_sources", "refuse_wrong_k
 
 #: Longer identities are hashed, because a message has no room for them.
 _LONGEST_IDENTITY = 4000
+#: Libraries whose native code a processor level may not reach, by the names that sources' `versions` have.
+_UNPROVED = ("tensorflow", "torch")
 
 
 class _Lengths:
@@ -195,9 +197,11 @@ class Stream:
             return {}
         code = _foreign_code(self.source.modules)
         of_source = [] if code is None else native_names(code.packages, code.compiled)
-        # A pipeline runs whatever TensorFlow has, also a graph that a trainer sent, which has no code here.
-        if "tensorflow" in self.source.versions and not any(name.startswith("tensorflow") for name in of_source):
-            of_source.append("tensorflow")
+        # A pipeline runs whatever TensorFlow has, also a graph that a trainer sent, which has no code here; and Lhotse
+        # computes by PyTorch.
+        for library in _UNPROVED:
+            if library in self.source.versions and not any(name.startswith(library) for name in of_source):
+                of_source.append(library)
         users = {step.name: step.native_code for step in self.chain.steps}
         users[f"the source of stream {self.name}"] = of_source
         return {user: native for user, native in users.items() if native}

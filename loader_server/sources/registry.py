@@ -30,7 +30,7 @@ SOURCES: dict[str, str] = {
     "files": "loader_server.sources.manifest.named_files:FilesSource",
     "hdf5": "loader_server.sources.hdf5.source:Hdf5Source",
     "kaldi": "loader_server.sources.speech.kaldi:KaldiSource",
-    "lhotse": "loader_server.sources.speech.lhotse:LhotseSource",
+    "lhotse": "loader_server.sources.cuts.source:LhotseSource",
     "webdataset": "loader_server.sources.records.webdataset:WebDatasetSource",
     "tfrecord": "loader_server.sources.records.tfrecord:TFRecordSource",
     "lines": "loader_server.sources.text_files.line_source:LinesSource",

@@ -25,6 +25,8 @@ from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from tests.loader_server.sources.arrays.hub_golden import GOLDEN as HUB
 from tests.loader_server.sources.arrays.hub_golden import ROWS
+from tests.loader_server.sources.cuts.lhotse_data import GOLDEN as CUTS
+from tests.loader_server.sources.cuts.lhotse_data import write_recordings_of_made_cuts
 from tests.loader_server.sources.hdf5.data import ragged, write_ragged
 from tests.loader_server.sources.speech.kaldi_data import features, table, write_features
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
@@ -208,9 +210,29 @@ def test_lhotse(tmp_path: Path) -> None:
     write_audio(tmp_path)
     shutil.copy(GOLDEN / "cuts.jsonl.gz", tmp_path)
     dropping = '\n[streams.train.characters]\nunknown = "drop"\n'  # an ï in 16 letters
-    made = job(tmp_path, "max_bad = 1.0\n" + example("toml", 'source = "lhotse"') + dropping)
+    made = job(tmp_path, "max_bad = 1.0\n" + example("toml", 'sample = "supervision"') + dropping)
     index_streams(made, ["train"])
     assert Stream(made, "train").samples == 6
+
+
+def test_stored_features_of_lhotse(tmp_path: Path) -> None:
+    shutil.copytree(CUTS / "numpy_files", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "cuts.jsonl").rename(tmp_path / "features.jsonl")
+    made = job(tmp_path, example("toml", "features.jsonl"))
+    assert index_streams(made, ["train"])["train"].samples == 4
+    stream = Stream(made, "train")
+    assert [field.key for field in stream.chain.fields] == ["features", "alignment", "snr"]
+    assert stream.plan.dropped == {"filtered": 2}, "of the radio"
+
+
+def test_cuts_that_lhotse_makes(tmp_path: Path) -> None:
+    write_recordings_of_made_cuts(tmp_path)
+    shutil.copy(CUTS / "made.jsonl", tmp_path)
+    text = example("toml", "use_lhotse").replace(', "shar/"', "").replace("300 s", "99999 frames")
+    made = job(tmp_path, text)
+    lines = (tmp_path / "made.jsonl").read_bytes().splitlines()
+    assert index_streams(made, ["train"])["train"].samples == len(lines)
+    assert Stream(made, "train").samples == len(lines)
 
 
 def test_array_record(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import trainer_client
+from tests.loader_server.sources.cuts.lhotse_data import GOLDEN as CUTS
 from tests.loader_server.sources.hdf5.data import RETURNN, sequences
 from tests.loader_server.sources.speech.kaldi_data import table, write_recordings
 from tests.loader_server.sources.speech.lhotse_golden import GOLDEN, write_audio
@@ -39,6 +40,15 @@ source = "lhotse"
 paths = ["cuts.jsonl.gz"]
 length = "audio"
 budget = "6 s"
+[streams.stored]
+source = "lhotse"
+paths = ["stored/cuts.jsonl"]
+root = "stored"
+values = "features"
+custom = { snr = "float32", alignment = "array", domain = "text" }
+filter = 'domain == "radio"'
+length = "features"
+budget = "300 steps"
 [streams.returnn]
 source = "hdf5"
 paths = ["returnn.hdf"]
@@ -66,10 +76,11 @@ def test_what_the_toolkits_wrote_is_trained_on(tmp_path: Path) -> None:
     audio = write_audio(tmp_path)
     shutil.copy(GOLDEN / "cuts.jsonl.gz", tmp_path)
     shutil.copy(RETURNN, tmp_path)
+    shutil.copytree(CUTS / "numpy_files", tmp_path / "stored")
     (tmp_path / "job.toml").write_text(JOB)
     with running(tmp_path / "job.toml", workers=1) as loaders:
         found = {}
-        for name in ("kaldi", "lhotse", "returnn"):
+        for name in ("kaldi", "lhotse", "stored", "returnn"):
             with trainer_client.connect(loaders.endpoint, stream=name) as feed:
                 found[name] = seen(feed)
     assert {key: (len(one["audio"]), one["text"]) for key, one in found["kaldi"].items()} == {
@@ -78,6 +89,10 @@ def test_what_the_toolkits_wrote_is_trained_on(tmp_path: Path) -> None:
     }
     assert found["lhotse"].keys() == {"whole", "part", "right", "call"}
     assert found["lhotse"]["right"]["audio"] == audio["call.flac"][4800 : 4800 + 12443, 1].tolist()
+    expected = np.load(tmp_path / "stored/expected.npz")
+    assert found["stored"] == {
+        name: {key: expected[f"{name} {key}"].tolist() for key in ("features", "alignment")} for name in ("c1", "c3")
+    }
     assert found["returnn"] == {
         tag: {"data": data.tolist(), "classes": classes.tolist()} for tag, (data, classes) in sequences().items()
     }

@@ -145,10 +145,14 @@ class ListedSource(RecordedSource):
             refuse_other_list(facts, self.files, self.list_kind, indexed.place)
         self.indexed = indexed
         self._strings = indexed.strings
+        self._open_recordings(indexed)
+        self.files.note_remote(indexed.samples, self._path)
+
+    def _open_recordings(self, indexed: Indexed) -> None:
+        """Make what reads and decodes recordings; sources whose samples are made of other things override it."""
         # Messages about a file name the line that lists it, as sources without keys name a sample.
         line_of = super().name
         self._recordings = Recordings(indexed.numbers, self._path, line_of, self.files, self.of_job.largest_sample)
-        self.files.note_remote(indexed.samples, self._path)
 
     def texts(self, key: str) -> Iterator[Sequence[str]] | None:
         """Return the transcripts, block by block, out of the index.

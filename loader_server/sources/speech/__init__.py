@@ -1,1 +1,1 @@
-"""Data sets of speech toolkits, read without the toolkits: Kaldi data folders and Lhotse cut manifests."""
+"""Data folders of Kaldi, read without Kaldi."""

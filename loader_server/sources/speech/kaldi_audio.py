@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from loader_server.sources.audio.audio_files import AudioHeader, decoded_audio, header_of_bytes
 from loader_server.sources.audio.containers import HEADER_BYTES, plain_header
 from loader_server.sources.audio.stretches import WHOLE_FILE, Headers, stretch_columns
+from loader_server.sources.files.archived_parts import ArchivedParts, ArchiveFacts
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.sample_limits import OVER_LARGEST, size_texts
 from loader_server.sources.source import BadRow
-from loader_server.sources.speech.kaldi_archives import ArchivedParts, ArchiveFacts
 from shared.errors import DataError, ReadError, SampleError
 
 if TYPE_CHECKING:

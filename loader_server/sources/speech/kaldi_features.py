@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from loader_server.sources.files.archived_parts import ArchivedParts, ArchiveFacts
 from loader_server.sources.files.file_facts import changed
 from loader_server.sources.source import BadRow
-from loader_server.sources.speech.kaldi_archives import ArchivedParts, ArchiveFacts
 from loader_server.sources.speech.kaldi_ark import (
     HEADER_BYTES,
     KINDS,

@@ -12,7 +12,8 @@ import soundfile
 
 from loader_server.conformance.case import SourceCase
 from loader_server.conformance.checks import check_source
-from loader_server.sources.speech import kaldi_archives, kaldi_features
+from loader_server.sources.files import archived_parts
+from loader_server.sources.speech import kaldi_features
 from loader_server.sources.speech.kaldi_ark import ark_header, ark_values
 from loader_server.sources.speech.kaldi_folder import KaldiTable
 from shared.errors import DataError, ReadError
@@ -544,8 +545,8 @@ def test_each_archive_is_looked_at_once_before_a_job_is_served(tmp_path, monkeyp
     for name in "ab":
         os.utime(tmp_path / name / "feats.ark", ns=(1, 1))  # and they have one size: facts alone do not tell them apart
     source, _, _ = indexed(tmp_path, "a", "b", values="features")
-    looked, has_content = [], kaldi_archives.has_content
-    monkeypatch.setattr(kaldi_archives, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
+    looked, has_content = [], archived_parts.has_content
+    monkeypatch.setattr(archived_parts, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
     source.look_for_changes(1000.0)
     assert sorted(looked) == [f"{tmp_path}/{name}/feats.ark" for name in "ab"]
     source._recordings.look_for_changes(1000.0)
@@ -560,8 +561,8 @@ def test_utterances_in_the_order_of_their_names_lead_to_each_archive_once(tmp_pa
     scp = tmp_path / "data/feats.scp"
     scp.write_text("".join(sorted(scp.read_text().splitlines(keepends=True), key=lambda line: -int(line[1]))))
     source, _, _ = indexed(tmp_path, values="features")
-    looked, has_content = [], kaldi_archives.has_content
-    monkeypatch.setattr(kaldi_archives, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
+    looked, has_content = [], archived_parts.has_content
+    monkeypatch.setattr(archived_parts, "has_content", lambda *how: looked.append(how[0]) or has_content(*how))
     source.look_for_changes(1000.0)
     assert len(looked) == 1
 

@@ -70,6 +70,18 @@ def test_each_supervision_may_be_a_sample(tmp_path, audio):
     assert report.rows == report.samples + len(reasons)
 
 
+@pytest.mark.parametrize(
+    ("sample", "fingerprint"),
+    [("cut", "9901366edfcd926eeaa270a55bf94a8e"), ("supervision", "a3336d6da10ea96e868e9423ed1be504")],
+)
+def test_indexes_of_plain_cuts_stay_as_they_were_before_there_were_others(tmp_path, audio, sample, fingerprint):
+    cuts = [golden()[name] for name in ("whole", "part", "mixed", "fast")]
+    (tmp_path / "my.jsonl").write_text("".join(f"{json.dumps(cut)}\n" for cut in cuts))
+    report, _ = indexed(tmp_path, "my.jsonl", sample=sample)
+    assert report.fingerprint == fingerprint
+    assert report.bad_counts == {"cut_type": 1, "transformed": 1 if sample == "cut" else 3}
+
+
 def test_what_lhotse_would_make_or_fetch_is_a_bad_row_that_says_what_to_do(tmp_path, audio):
     report, _ = indexed(tmp_path)
     assert [(bad.line, bad.reason) for bad in report.bad] == [
@@ -77,9 +89,11 @@ def test_what_lhotse_would_make_or_fetch_is_a_bad_row_that_says_what_to_do(tmp_p
     ]
     details = [bad.detail for bad in report.bad]
     assert details[0].startswith(
-        "expected a MonoCut or MultiCut, got a MixedCut: a mixture is not made here: make whole recordings"
+        "expected a MonoCut or MultiCut, got a MixedCut: a mixture is not made here: write use_lhotse = true"
     )
-    assert details[1].startswith("expected a recording as it is on disk, got transforms (Speed): make whole recordings")
+    assert details[1].startswith(
+        "expected a recording as it is on disk, got transforms (Speed): write use_lhotse = true"
+    )
     assert details[2].startswith('expected a file, got a source of type "command": bring its audio to files first')
     assert details[3] == "expected a channel that the recording has, got 7"
 

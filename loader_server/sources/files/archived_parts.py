@@ -1,4 +1,4 @@
-"""Archives of a Kaldi data folder: thousands of samples in one file, each read from its place.
+"""Archives: thousands of samples in one file, each read from its place.
 
 Rules: only the sample's bytes are read. An archive that has changed since indexing is a ReadError: its size is
 compared, and its content unless its status was seen with it.
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
     from loader_server.sources.files.opening import Files
 
-__all__ = ["ArchiveFacts", "ArchivedParts"]
+__all__ = ["ArchiveFacts", "ArchiveReads", "ArchivedParts"]
+
+#: Archives whose place and status are remembered.
+_MOST_KNOWN = 2**16
 
 
 class ArchiveFacts:
@@ -50,6 +53,64 @@ class ArchiveFacts:
         return facts, number_of_digest(noted_content(self._files.where(path), self._files.seen))
 
 
+class ArchiveReads:
+    """Parts of archives, and whole files, read in the versions that were indexed."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        #: Where each archive is on this machine.
+        self._places: dict[str, str] = {}
+        #: Status of each archive when it was last seen to have the indexed content: an archive holds thousands of
+        #: samples, and its digest is not computed again for each of them.
+        self._same: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def read(self, path: str, known: FileFacts, content: int, place: tuple[int, int]) -> bytes:
+        """Return a part of an archive, given where it begins and how many bytes it has.
+
+        `known` and `content` are the archive's facts and digest as indexed. Raise a ReadError if it is no longer that
+        one, or a remote one cannot be read; a DataError if a local one is gone; an OSError if the disk fails.
+        SettingsError and MachineError of `part` pass through.
+        """
+        if is_url(path):
+            return self._files.part(path, known, *place)  # refuses a changed archive itself
+        try:
+            raw = self._files.read(path, *place)
+        except (OSError, ReadError):
+            self.refuse_other(path, known, content)  # an archive that became shorter or is gone is the reason to give
+            raise
+        # After reading: a write changes the status before the bytes, so an unchanged status vouches for what was read.
+        # Asking for it before as well would take a tenth of a worker's time.
+        self.refuse_other(path, known, content)
+        return raw
+
+    def refuse_other(self, path: str, known: FileFacts, content: int) -> None:
+        """Raise a ReadError if a local archive differs from the indexed one in size or content.
+
+        The content is looked at only if its status has not been seen with it. Raise a DataError if the archive is gone,
+        or an OSError if it cannot be read. SettingsError of `facts` passes through.
+        """
+        place = self._places.get(path) or self._places.setdefault(path, self._files.where(path))
+        try:
+            status = os.stat(place)  # takes a fifth of the time of Path.stat
+        except OSError:
+            self._files.facts(path)  # raises a DataError that says what is wrong
+            raise
+        if self._same.get((path, content)) == status_of(status):
+            return
+        expected = f"the archive that was indexed ({known.bytes} bytes)"
+        if status.st_size != known.bytes:
+            raise changed(expected, f"one of {status.st_size} bytes", place)
+        if not has_content(place, status, digest_of_number(content), self._files.seen):
+            raise changed(expected, "one of the same size with other bytes", place)
+        # A recent status is not kept: another write within the same tick of the file system's clock would leave it
+        # equal.
+        if is_settled(status):
+            if len(self._same) >= _MOST_KNOWN:  # files of one sample each: there may be millions
+                self._same.clear()
+                self._places.clear()
+            self._same[path, content] = status_of(status)
+
+
 class ArchivedParts:
     """The bytes of an index's samples, each a part of an archive.
 
@@ -61,11 +122,7 @@ class ArchivedParts:
         self._files = files
         self._numbers = numbers
         self._path_of = path_of
-        #: Where each archive is on this machine.
-        self._places: dict[str, str] = {}
-        #: Status of each archive when it was last seen to have the indexed content: an archive holds thousands of
-        #: samples, and its digest is not computed again for each of them.
-        self._same: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._reads = ArchiveReads(files)
 
     def read(self, sample: int) -> bytes:
         """Return all bytes of the sample.
@@ -73,18 +130,8 @@ class ArchivedParts:
         Raise a ReadError if its archive is no longer the indexed one, or a remote one cannot be read; a DataError if a
         local one is gone; an OSError if the disk fails. SettingsError and MachineError of `part` pass through.
         """
-        path, place = self._path_of(sample), self._place(sample)
-        if is_url(path):
-            return self._files.part(path, self._facts(sample), *place)  # refuses a changed archive itself
-        try:
-            raw = self._files.read(path, *place)
-        except (OSError, ReadError):
-            self._refuse_other(path, sample)  # an archive that became shorter or is gone is the reason to give
-            raise
-        # After reading: a write changes the status before the bytes, so an unchanged status vouches for what was read.
-        # Asking for it before as well would take a tenth of a worker's time.
-        self._refuse_other(path, sample)
-        return raw
+        content = int(self._numbers["content"][sample])
+        return self._reads.read(self._path_of(sample), self._facts(sample), content, self._place(sample))
 
     def expect(self, samples: Sequence[int]) -> None:
         """Start fetching the samples that are remote; errors of `expect_parts` pass through."""
@@ -112,7 +159,7 @@ class ArchivedParts:
         def look(sample: int) -> None:
             path, content = self._path_of(sample), int(self._numbers["content"][sample])
             if not is_url(path) and (path, content) not in done:
-                self._refuse_other(path, sample)
+                self._reads.refuse_other(path, self._facts(sample), content)
                 done.add((path, content))
 
         firsts = self._firsts()
@@ -136,31 +183,6 @@ class ArchivedParts:
     def _facts(self, sample: int) -> FileFacts:
         """Return the size and version of the sample's archive as indexed."""
         return FileFacts(bytes=int(self._numbers["bytes"][sample]), version=int(self._numbers["mtime_ns"][sample]))
-
-    def _refuse_other(self, path: str, sample: int) -> None:
-        """Raise a ReadError if the archive differs from the indexed one in size or content.
-
-        The content is looked at only if its status has not been seen with it. Raise a DataError if the archive is gone,
-        or an OSError if it cannot be read. SettingsError of `facts` passes through.
-        """
-        place = self._places.get(path) or self._places.setdefault(path, self._files.where(path))
-        known, content = self._facts(sample), int(self._numbers["content"][sample])
-        try:
-            status = os.stat(place)  # takes a fifth of the time of Path.stat
-        except OSError:
-            self._files.facts(path)  # raises a DataError that says what is wrong
-            raise
-        if self._same.get((path, content)) == status_of(status):
-            return
-        expected = f"the archive that was indexed ({known.bytes} bytes)"
-        if status.st_size != known.bytes:
-            raise changed(expected, f"one of {status.st_size} bytes", place)
-        if not has_content(place, status, digest_of_number(content), self._files.seen):
-            raise changed(expected, "one of the same size with other bytes", place)
-        # A recent status is not kept: another write within the same tick of the file system's clock would leave it
-        # equal.
-        if is_settled(status):
-            self._same[path, content] = status_of(status)
 
     def identity(self, sample: int) -> str:
         """Return what tells the sample's bytes from others, without the path.
