@@ -17,14 +17,14 @@ from loader_server.installed import version_of
 from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
 from shared.errors import SampleError
 from shared.extras import library
-from shared.settings.parsers import choice, flag, setting, wholes
+from shared.settings.parsers import choice, setting, wholes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Images", "any_size_setting", "colours_setting", "image_versions", "refuse_other_pixels", "resize_setting"]
+__all__ = ["Images", "colours_setting", "image_versions", "refuse_other_pixels", "resize_setting"]
 
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
@@ -41,12 +41,6 @@ def resize_setting() -> Any:
     """Return the setting `resize` of a source of images."""
     text = "rows and columns that images are resized to, such as [224, 224]; left out, all are of one size"
     return setting(wholes(2, 1, 2**16), text, default=(), later=True)
-
-
-def any_size_setting() -> Any:
-    """Return the setting `any_size` of a source of images."""
-    text = "whether images may differ in size, so that both their rows and their columns are padded"
-    return setting(flag, text, default=False, later=True)
 
 
 def colours_setting() -> Any:
@@ -158,7 +152,7 @@ def refuse_other_pixels(got: Sequence[int], expected: Sequence[int], where: str)
             expected=f"{expected[0]} x {expected[1]} pixels, as the first image has",
             got=f"{got[0]} x {got[1]}",
             where=where,
-            remedy=f"Write resize = [{expected[0]}, {expected[1]}] to have all images of one size.",
+            remedy=f"Write resize = [{expected[0]}, {expected[1]}] to have all images of one size, or any_size = true.",
         )
 
 
