@@ -95,8 +95,8 @@ def table_of(values: list[np.ndarray]) -> pa.Table:
 
 
 def of_parquet(folder: Path, values: list[np.ndarray]) -> str:
-    pyarrow.parquet.write_table(table_of(values), folder / "a.parquet", row_group_size=7)
-    return 'source = "parquet"\npaths = ["a.parquet"]\nany_size = ["value"]'
+    pyarrow.parquet.write_table(table_of(values), folder / "values.parquet", row_group_size=7)
+    return 'source = "parquet"\npaths = ["values.parquet"]\nany_size = ["value"]'
 
 
 def of_arrow(folder: Path, values: list[np.ndarray]) -> str:
