@@ -142,6 +142,11 @@ class Chain:
         return _packages(self.steps)
 
     @property
+    def picture_key(self) -> str:
+        """Return the key of the image that the first transform takes as a Picture as well; empty if it takes none."""
+        return getattr(self.steps[0].call, "picture_key", "") if self.steps else ""
+
+    @property
     def steady_steps(self) -> int:
         """Return the number of transforms before the first that draws random numbers; all of them if none draws."""
         # Up to here samples are equal in every epoch, so that their features can be kept on disk for later epochs.

@@ -163,14 +163,17 @@ class FileColumns:
 
         return audio_lengths(raw, kind.key, self._of_job.largest_indexed)
 
-    def decode(self, raw: bytes, kind: ColumnKind, frames: int, where: str) -> dict[str, Any]:
+    def decode(self, raw: bytes, kind: ColumnKind, frames: int, where: str, picture_key: str = "") -> dict[str, Any]:
         """Return the values of a file by key: a recording of so many frames, with its rate, or an image.
+
+        An image under `picture_key` is a Picture.
 
         Raise a SampleError if it cannot be decoded, is too large, has another number of frames, or is an image of
         another shape than the first. Other errors of `decoded_audio` pass, such as a SettingsError for MP3.
         """
         if kind.holds == "image":
-            return {kind.key: self._images.decode(raw, where, kind.fixed_pixels)}
+            picture = self._images.picture(raw, where, kind.fixed_pixels)
+            return {kind.key: picture if kind.key == picture_key else picture.array()}
         from loader_server.sources.audio.audio_files import recording_of  # needs soundfile
 
         audio, rate = recording_of(raw, where, frames, self._of_job.largest_sample)

@@ -159,14 +159,17 @@ class Decoders:
         refuse_larger(dtype.itemsize * int(np.prod(shape, dtype=object)), self._of_job.largest_sample, where)
         return str(dtype), shape
 
-    def decode(self, form: CellForm, raw: bytes, length: int, where: str) -> dict[str, Any]:
+    def decode(self, form: CellForm, raw: bytes, length: int, where: str, picture_key: str = "") -> dict[str, Any]:
         """Return the values of a whole file by key: a recording of `length` frames has its rate beside it.
+
+        An image under `picture_key` is a Picture.
 
         Raise a SampleError if it cannot be decoded, or is another than the form and the length say. Other errors of
         `decoded_audio` pass, such as a SettingsError for MP3.
         """
         if form.kind == "image":
-            return {form.key: self._images.decode(raw, where, _fixed(form))}
+            picture = self._images.picture(raw, where, _fixed(form))
+            return {form.key: picture if form.key == picture_key else picture.array()}
         if form.kind == "audio":
             from loader_server.sources.audio.audio_files import recording_of  # needs soundfile
 

@@ -420,13 +420,17 @@ class FilesSource(Source):
         Raise an IndexError if there is no such sample. Other errors of decoding recordings pass, such as a
         SettingsError for MP3.
         """
+        return self.decode_picture(sample, raw, "")
+
+    def decode_picture(self, sample: int, raw: bytes, key: str) -> dict[str, Any]:
+        """Return what `decode` does, but a Picture under the key, if it holds an image; raise what `decode` raises."""
         self.checked(sample)
         values, parts = dict[str, Any](), iter(parted(raw, len(self._of_column)))
         for form, cells in zip(self._forms, self._cells, strict=True):
             cell = cells[sample]
             if form.is_file:
                 length = int(self.indexed.numbers[f"length_{form.key}"][sample]) if form.lengths else 0
-                values |= self._decoders.decode(form, bytes(next(parts)), length, cell)
+                values |= self._decoders.decode(form, bytes(next(parts)), length, cell, key)
             else:
                 values[form.key] = cell if form.kind == "text" else number_of(cell, form, self._line(sample))
         return values

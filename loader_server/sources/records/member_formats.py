@@ -145,14 +145,17 @@ class MemberForm:
         """Return rows, columns and channels that all images have; nothing if they differ in size."""
         return () if self.is_wide else tuple(axis for axis in self.shape or () if axis is not None)
 
-    def decode(self, raw: bytes, where: str, largest: int = LARGEST_SAMPLE) -> dict[str, Any]:
+    def decode(self, raw: bytes, where: str, largest: int = LARGEST_SAMPLE, picture_key: str = "") -> dict[str, Any]:
         """Return the member's values in a raw sample by key; raise a SampleError if it cannot be used.
+
+        An image under `picture_key` is a Picture.
 
         Audio other than plain WAV is also refused if it would have more than `largest` bytes (0: no limit); images have
         the limit that their decoder was made with, and other kinds none here. SettingsError of `decoded_audio` passes.
         """
         if self.images is not None:
-            return {self.key: self.images.decode(raw, where, self._pixels)}
+            picture = self.images.picture(raw, where, self._pixels)
+            return {self.key: picture if self.key == picture_key else picture.array()}
         if self.kind == "audio":
             from loader_server.sources.audio.audio_files import AVERAGED, decoded_audio  # needs soundfile
 

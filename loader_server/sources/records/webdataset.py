@@ -313,10 +313,14 @@ class WebDatasetSource(FileRecordsSource):
         Raise it too for audio that is too large, other than plain WAV. Other errors of `MemberForm.decode`, such as a
         SettingsError for MP3, pass through.
         """
+        return self.decode_picture(sample, raw, "")
+
+    def decode_picture(self, sample: int, raw: bytes, key: str) -> dict[str, Any]:
+        """Return what `decode` does, but a Picture under the key, if it holds an image; raise what `decode` raises."""
         values, start = dict[str, Any](), 0
         for form, (_, size) in zip(self._forms, self._places, strict=True):
             stop = start + int(self._columns[size][sample])
-            values |= form.decode(raw[start:stop], self._keys[sample], self.of_job.largest_sample)
+            values |= form.decode(raw[start:stop], self._keys[sample], self.of_job.largest_sample, key)
             start = stop
         return values
 
