@@ -86,8 +86,9 @@ def _length_under(key: str, values: Mapping[str, Any], widths: Mapping[str, str]
 
     Return None if the sample has no such value.
     """
-    if key in widths and np.ndim(values.get(widths[key])) > 1:
-        return int(np.shape(values[widths[key]])[1])
+    wide = values.get(widths.get(key, ""))
+    if wide is not None and np.ndim(wide) > 1:
+        return int(np.shape(wide)[1])
     return _length_of(values[key]) if key in values else None
 
 

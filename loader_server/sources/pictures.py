@@ -1,8 +1,8 @@
 """Images that are decoded, but not copied into arrays yet: for a first transform that resizes or cuts them.
 
-Copying an image out of Pillow, and back in to be resized, takes half as long as decoding it. Rules: a picture is whole
-and in the colours that the source says; nothing of its file is needed any more. Only a transform that says so gets
-pictures (`picture_key`); all others get arrays.
+Copying an image out of Pillow, and back in to be resized, takes more than half as long as decoding it. Rules: pure. A
+picture is whole and in the colours that the source asks for; nothing of its file is needed any more. Only a transform
+with a `picture_key` gets pictures; all others get arrays.
 """
 
 from __future__ import annotations
@@ -11,18 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from loader_server.sources.blame import undecoded
-from loader_server.sources.source import decoded
-from shared.errors import StokerError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from loader_server.sources.source import Source
-
-__all__ = ["DecodesPictures", "Picture", "decoded_with_picture"]
+__all__ = ["DecodesPictures", "Picture"]
 
 
 class Picture:
@@ -55,18 +49,3 @@ class DecodesPictures(Protocol):
 
     def decode_picture(self, sample: int, raw: bytes, key: str) -> dict[str, Any]:
         """Return what `decode` does, but a Picture under the key, if it holds an image; raise what `decode` raises."""
-
-
-def decoded_with_picture(source: Source, sample: int, raw: bytes, key: str) -> dict[str, Any]:
-    """Return what `decoded` returns, but a Picture under the key, if the source can; arrays alone for an empty key.
-
-    Raise what `decoded` raises: a SampleError if the sample cannot be used, or a ReadError if the machine failed.
-    """
-    if not key or not isinstance(source, DecodesPictures):
-        return decoded(source, sample, raw)
-    try:
-        return source.decode_picture(sample, raw, key)
-    except (StokerError, MemoryError):
-        raise
-    except BaseException as error:  # a decoder may raise anything, as in `decoded`
-        raise undecoded(error, source.name(sample)) from error

@@ -283,3 +283,44 @@ def test_an_index_of_images_of_one_size_is_as_it_was(tmp_path: Path) -> None:
     facts = json.loads(next((tmp_path / ".stoker").rglob("meta.json")).read_text())
     assert "any_size" not in facts["settings"]
     assert facts["numbers"] == ["item", "length_value"]
+
+
+DECODING = """
+import io
+import numpy as np
+from PIL import Image
+from loader_server.transforms import transform
+
+@transform(DECLARED)
+def decoded(sample, rng):
+    sample["value"] = np.asarray(Image.open(io.BytesIO(sample.pop("value.png"))))
+"""
+
+
+def of_decoding(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, declared: str) -> Path:
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / f"{name}.py").write_text(DECODING.replace("DECLARED", declared))
+    source = of_image_shards(folder, pictures()).replace('images = ["png"]\nany_size = true', "")
+    return job_of(folder, f'{source}\ntransforms = ["{name}:decoded"]', 'length = "value"\nrows = 3\nshapes = 2')
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_transform_declares_two_axes_whose_lengths_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    declared = '{"value": ("uint8", None, None, 3)}, removes=("value.png",), draws=False, measured=True'
+    path = of_decoding(tmp_path, monkeypatch, f"decoding_{processes}", declared)
+    index_streams(JobFile(path), ["train"], processes=processes)
+    stream = Stream(JobFile(path), "train")
+    assert stream.chain.measured
+    assert [(field.key, field.shape) for field in stream.chain.fields] == [("value", (None, None, 3))]
+    require_whole(batches_of(path), pictures())
+
+
+def test_a_second_axis_that_a_transform_does_not_declare_is_refused_with_the_declaration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = of_decoding(tmp_path, monkeypatch, "decoding_bare", "measured=True")
+    with pytest.raises(DataError) as refused:
+        index_streams(JobFile(path), ["train"])
+    assert '@transform({"value": ("uint8", None, None, 3)}, measured=True)' in str(refused.value)

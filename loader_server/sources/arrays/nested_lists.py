@@ -83,7 +83,8 @@ def starts_of(array: Any) -> NDArray[np.int64]:
     if pa.types.is_fixed_size_list(array.type):
         return np.arange(len(array) + 1, dtype=np.int64) * int(array.type.list_size)
     offsets = np.asarray(array.offsets.to_numpy(), np.int64)
-    return offsets - offsets[0]
+    starts: NDArray[np.int64] = offsets - offsets[0]
+    return starts
 
 
 def uneven_rows(steps: Any, offsets: NDArray[np.int64]) -> NDArray[np.bool_] | None:

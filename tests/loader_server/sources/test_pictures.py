@@ -14,7 +14,7 @@ from PIL import Image
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.sources.image_files import Images
-from loader_server.sources.pictures import Picture, decoded_with_picture
+from loader_server.sources.pictures import Picture
 from loader_server.sources.source import decoded
 from loader_server.stream import Stream
 from shared.errors import SampleError
@@ -111,7 +111,6 @@ def test_transforms_make_the_same_of_pictures_and_of_arrays(
         assert isinstance(arrays["image"], np.ndarray)
         expected = opened.chain.apply(arrays, seed=opened.seed, epoch=3, number=number)
         assert np.array_equal(opened.values(3, number, raw)["image"], expected["image"])
-    assert isinstance(decoded_with_picture(opened.source, 0, raw_of(opened, 0), "")["image"], np.ndarray)
     opened.close()
 
 
