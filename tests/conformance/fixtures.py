@@ -96,12 +96,19 @@ def hdf5(folder: Path) -> SourceCase:
     write_ragged(folder / "b.h5", ragged(*range(9)), chunks=(4, 3), compression="gzip")
     with h5py.File(folder / "b.h5", "r+") as file:
         file["text"][2] = b"\xff"
+    for name, count in (("a.h5", 4), ("b.h5", 9)):
+        shapes = np.stack([np.arange(count) % 3, np.arange(count) % 4], axis=1)
+        with h5py.File(folder / name, "r+") as file:
+            file["grid_offsets"] = np.append(0, np.cumsum(shapes.prod(axis=1)))
+            file["grid_values"] = np.arange(shapes.prod(axis=1).sum(), dtype=np.int16)
+            file["grid_shapes"] = shapes
 
     def change() -> None:
         with (folder / "a.h5").open("ab") as file:
             file.write(b"more")
 
-    return SourceCase(spec=spec_of("hdf5", folder, paths=["a.h5", "b.h5"]), change=change, bad={"not_utf8": 1})
+    spec = spec_of("hdf5", folder, paths=["a.h5", "b.h5"], any_size=["grid"])
+    return SourceCase(spec=spec, change=change, bad={"not_utf8": 1})
 
 
 def kaldi(folder: Path) -> SourceCase:
@@ -340,6 +347,9 @@ def numpy_arrays(folder: Path) -> SourceCase:
         "frames_offsets": np.arange(41, dtype=np.uint32) * 2,
         "speaker": random.random((40, 2)),
         "label": np.arange(40) % 3 == 0,
+        "grid_shapes": (shapes := np.stack([np.arange(40) % 3, np.arange(40) % 4], axis=1)),
+        "grid_offsets": np.append(0, np.cumsum(shapes.prod(axis=1))),
+        "grid_values": random.random(int(shapes.prod(axis=1).sum()), np.float32),
     }
     (folder / "data").mkdir()
     for name, array in arrays.items():
@@ -348,7 +358,7 @@ def numpy_arrays(folder: Path) -> SourceCase:
     def change() -> None:
         np.save(folder / "data" / "label", ~arrays["label"])
 
-    return SourceCase(spec=spec_of("numpy", folder, paths=["data"]), change=change, bad={})
+    return SourceCase(spec=spec_of("numpy", folder, paths=["data"], any_size=["grid"]), change=change, bad={})
 
 
 class Words:

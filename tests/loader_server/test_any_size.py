@@ -6,6 +6,7 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -16,7 +17,7 @@ import loader_server
 from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
-from shared.errors import DataError, SettingsError
+from shared.errors import DataError, SettingsError, StokerError
 from tests.support.shards import npy, write_shard
 
 if TYPE_CHECKING:
@@ -106,6 +107,40 @@ def of_arrow(folder: Path, values: list[np.ndarray]) -> str:
     return 'source = "arrow"\npaths = ["a.arrow"]\nany_size = ["value"]'
 
 
+def of_numpy(folder: Path, values: list[np.ndarray]) -> str:
+    (folder / "data").mkdir(exist_ok=True)
+    for name, array in cells_of(values).items():
+        np.save(folder / "data" / f"value_{name}.npy", array)
+    np.save(folder / "data" / "label.npy", np.arange(len(values)))
+    return 'source = "numpy"\npaths = ["data"]\nany_size = ["value"]'
+
+
+def cells_of(values: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Cells of all, where those of each begin, and the rows and columns of each."""
+    return {
+        "values": np.concatenate([value.reshape(-1) for value in values]),
+        "offsets": np.cumsum([0, *(value.size for value in values)]),
+        "shapes": np.array([value.shape for value in values], np.int32),
+    }
+
+
+def of_hdf5(folder: Path, values: list[np.ndarray]) -> str:
+    with h5py.File(folder / "a.h5", "w") as file:
+        for name, array in cells_of(values).items():
+            file[f"value_{name}"] = array
+        file["label"] = np.arange(len(values))
+    return 'source = "hdf5"\npaths = ["a.h5"]\nany_size = ["value"]'
+
+
+def of_variable_hdf5(folder: Path, values: list[np.ndarray]) -> str:
+    with h5py.File(folder / "a.h5", "w") as file:
+        rows = file.create_dataset("value", (len(values),), h5py.vlen_dtype(np.float32))
+        for row, value in enumerate(values):
+            rows[row] = value.reshape(-1)
+        file["value_shapes"] = cells_of(values)["shapes"]
+    return 'source = "hdf5"\npaths = ["a.h5"]\nany_size = ["value"]'
+
+
 def of_class(folder: Path, values: list[np.ndarray]) -> str:
     return f'source = "{__name__}:Plots"\nany_size = ["value"]'
 
@@ -121,6 +156,9 @@ SOURCES: dict[str, tuple[Callable[[Path, list[np.ndarray]], str], Callable[[], l
     "webdataset images": (of_image_shards, pictures),
     "parquet": (of_parquet, scores),
     "arrow": (of_arrow, scores),
+    "numpy": (of_numpy, scores),
+    "hdf5": (of_hdf5, scores),
+    "hdf5 variable": (of_variable_hdf5, scores),
     "class": (of_class, scores),
     "class with lengths": (of_told, scores),
 }
@@ -185,7 +223,7 @@ def test_a_key_that_has_no_two_axes_is_refused_with_those_that_have(tmp_path: Pa
     write, make = SOURCES[name]
     lines = [line for line in write(tmp_path, make()).splitlines() if not line.startswith("any_size")]
     path = job_of(tmp_path, "\n".join([*lines, 'any_size = ["valeu"]']), 'length = "value"\nrows = 3')
-    with pytest.raises(SettingsError, match='got "valeu"'):
+    with pytest.raises(StokerError, match='"valeu"'):
         index_streams(JobFile(path), ["train"])
 
 
@@ -242,6 +280,33 @@ def test_a_batch_gathered_from_lists_is_the_one_that_single_rows_give(tmp_path: 
         padded = np.zeros((20, 20), np.float32)
         padded[: value.shape[0], : value.shape[1]] = value
         assert np.array_equal(out["value"][row], padded)
+
+
+@pytest.mark.parametrize("name", ["numpy", "hdf5", "hdf5 variable"])
+def test_cells_need_the_rows_and_columns_of_each_sample(tmp_path: Path, name: str) -> None:
+    write, make = SOURCES[name]
+    batching = 'length = "value"\nrows = 3'
+    values = make()
+    values[5] = values[5][:, :-1] if values[5].shape[1] > 1 else values[5][:-1]  # and the shapes of before
+    path = job_of(tmp_path, write(tmp_path, values), batching)
+    shapes = cells_of(make())["shapes"]
+    if name == "numpy":
+        np.save(tmp_path / "data" / "value_shapes.npy", shapes)
+        with pytest.raises(DataError, match=r'expected shapes of "value" with as many cells .* of sample 5'):
+            index_streams(JobFile(path), ["train"])
+        np.save(tmp_path / "data" / "value_shapes.npy", shapes[:, :1])
+        with pytest.raises(DataError, match="rows and columns of each of 40 samples"):
+            index_streams(JobFile(path), ["train"])
+        (tmp_path / "data" / "value_shapes.npy").unlink()
+    else:
+        with h5py.File(tmp_path / "a.h5", "r+") as file:
+            file["value_shapes"][...] = shapes
+        (report,) = index_streams(JobFile(path), ["train"]).values()
+        assert (report.samples, report.bad_counts) == (39, {"other_shape": 1})
+        with h5py.File(tmp_path / "a.h5", "r+") as file:
+            del file["value_shapes"]
+    with pytest.raises(DataError, match=r"no .?value_shapes"):
+        index_streams(JobFile(path), ["train"])
 
 
 def test_images_of_shards_stay_bytes_unless_they_are_asked_for(tmp_path: Path) -> None:
