@@ -18,6 +18,8 @@ from loader_server.commands.index import index_streams
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from shared.errors import DataError, SettingsError, StokerError
+from tests.support.example_protos import example
+from tests.support.prepared import PACKAGE, prepare
 from tests.support.shards import npy, write_shard
 
 if TYPE_CHECKING:
@@ -389,3 +391,16 @@ def test_a_second_axis_that_a_transform_does_not_declare_is_refused_with_the_dec
     with pytest.raises(DataError) as refused:
         index_streams(JobFile(path), ["train"])
     assert '@transform({"value": ("uint8", None, None, 3)}, measured=True)' in str(refused.value)
+
+
+def test_images_of_a_prepared_data_set_are_of_any_size_too(tmp_path: Path) -> None:
+    place = tmp_path / "tiny" / "1.0.0"
+    prepare(place, [[example(value=png(image), label=1) for image in pictures()]])
+    image = {"shape": {"dimensions": ["-1", "-1", "3"]}, "dtype": "uint8", "encodingFormat": "png"}
+    features = json.loads((place / "features.json").read_text())
+    own = features["featuresDict"]["features"]
+    own["value"] = {"pythonClassName": f"{PACKAGE}image_feature.Image", "image": image}
+    features["featuresDict"]["features"] = {key: own[key] for key in ("value", "label")}
+    (place / "features.json").write_text(json.dumps(features))
+    source = 'source = "tfds"\nfolder = "tiny/1.0.0"\nsplit = "train"\nany_size = ["value"]'
+    require_whole(batches_of(job_of(tmp_path, source, 'length = "value"\nrows = 3\nshapes = 2')), pictures())

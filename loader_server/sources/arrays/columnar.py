@@ -330,13 +330,13 @@ class ColumnarSource(ColumnarFiles):
                 frames = int(self.indexed.numbers[f"length_{kind.key}"][sample]) if kind.holds == "audio" else 0
                 values |= self._file_columns.decode(bytes(part), kind, frames, self.name(sample), key)
             else:
-                values[kind.key] = value_of(part, kind, self._axes_of(kind, sample))
+                axes = self._axes_of(kind.key, sample) if kind.cells else ()
+                values[kind.key] = value_of(part, kind, axes)
         return values
 
-    def _axes_of(self, kind: ColumnKind, sample: int) -> tuple[int, ...]:
-        """Return the lengths of a sample along the two axes of a column of any size; none for other columns."""
-        names = (f"length_{kind.key}", f"length_{kind.key}_width") if kind.cells else ()
-        return tuple(int(self.indexed.numbers[name][sample]) for name in names)
+    def _axes_of(self, key: str, sample: int) -> tuple[int, ...]:
+        """Return the lengths of a sample along the two axes of a column of any size."""
+        return tuple(int(self.indexed.numbers[f"length_{name}"][sample]) for name in (key, f"{key}_width"))
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
         """Return the decoded samples as columns, so that transforms can take all at once.
