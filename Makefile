@@ -35,7 +35,7 @@ monitoring-test: $(STAMP) ## the monitoring against a real Prometheus, which is 
 
 frameworks-test: $(STAMP) ## the feed into PyTorch and JAX, which are installed where that can be done
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[torch,jax]' || true
-	$(BIN)/python -m pytest tests/trainer_client/test_torch.py tests/trainer_client/test_jax.py tests/end_to_end/test_torch.py tests/trainer_client/test_given_batches.py -rs
+	$(BIN)/python -m pytest tests/trainer_client/test_torch.py tests/trainer_client/test_jax.py tests/end_to_end/test_torch.py tests/trainer_client/test_given_batches.py tests/trainer_client/test_served_images.py -rs
 
 examples-test: $(STAMP) ## each example as its page says; those of PyTorch and JAX where these are installed
 	$(BIN)/python -c 'import jax' 2>/dev/null && $(BIN)/python -m pip install --quiet --disable-pip-version-check optax || true

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,13 +26,15 @@ from loader_server.planning.batch_size import refuse_number_of_samples
 from loader_server.planning.settings import NO_KEY
 from loader_server.processor.native_code import native_names
 from loader_server.sources.audio.recorded_keys import has_recordings
+from loader_server.sources.blame import undecoded
 from loader_server.sources.chunks.source import ChunkedSource
+from loader_server.sources.pictures import DecodesPictures
 from loader_server.sources.pipeline.base_samples import BaseSamples
 from loader_server.sources.source import decoded
 from loader_server.sources.whole_source import WholeSource
 from loader_server.transforms.chain import BYTES_VERSION
 from loader_server.transforms.padding import padding_of, words_of, zeros_for_tokens
-from shared.errors import SettingsError
+from shared.errors import SettingsError, StokerError
 from shared.hashing import fingerprint
 from shared.settings.tables import placing
 from shared.wire.batch_layout import RESET, BucketShape, Field, fields_of_batch
@@ -291,7 +293,23 @@ class Stream:
         ValueError for a plain number that a field's dtype cannot hold; a MemoryError and other errors of ours pass
         through.
         """
-        return self.chain.apply(decoded(self.source, sample, raw), seed=self.seed, epoch=epoch, number=sample)
+        return self.chain.apply(self.raw_values(sample, raw), seed=self.seed, epoch=epoch, number=sample)
+
+    def raw_values(self, sample: int, raw: bytes) -> dict[str, Any]:
+        """Return a decoded sample for the chain, with a Picture in place of an image that its first transform takes.
+
+        Raise a SampleError if complete bytes cannot be used, and a ReadError if the machine failed; a MemoryError and
+        other errors of ours pass through.
+        """
+        key = self.chain.picture_key
+        if not key or not isinstance(self.source, DecodesPictures):
+            return decoded(self.source, sample, raw)
+        try:
+            return self.source.decode_picture(sample, raw, key)
+        except (StokerError, MemoryError):
+            raise
+        except BaseException as error:  # a decoder may raise anything, as in `decoded`
+            raise undecoded(error, self.source.name(sample)) from error
 
     def raw_lengths(self, sample: int) -> dict[str, int]:
         """Return the lengths of a sample before the transforms by key, as the index has them.

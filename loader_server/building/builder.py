@@ -450,7 +450,7 @@ class Builder:
             return stream.values(batch.want.epoch, sample, raw)
         # Kept are the values before the first transform that draws, which is the same in all epochs up to there.
         if blob is None:
-            steady = stream.chain.begin(decoded(stream.source, sample, raw))
+            steady = stream.chain.begin(stream.raw_values(sample, raw))
             features.keep(sample, steady)
         else:
             steady = from_bytes(blob)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-__all__ = ["diff", "diff_table", "facts", "find", "new_figure", "plot", "tables"]
+__all__ = ["diff", "diff_table", "facts", "find", "new_figure", "plot", "shown_lengths", "tables"]
 
 Facts = dict[str, Any]
 
@@ -136,7 +136,7 @@ def mixture(plan: Plan, names: Sequence[str], epoch: int = 0) -> list[Facts]:
 def tables(plan: Facts) -> tuple[Table, ...]:
     """Return tables of buckets, a curriculum's stages, a mixture's sources and totals, from facts with a `digest`."""
     buckets = filled_table(
-        ("bucket", *plan["buckets"][0]["lengths"], "rows", "samples", "batches"),
+        ("bucket", *shown_lengths(plan["buckets"][0]["lengths"]), "rows", "samples", "batches"),
         (_bucket_cells(number, bucket) for number, bucket in enumerate(plan["buckets"])),
         title=f"Plan {plan['digest'][:8]}: buckets",
     )
@@ -153,8 +153,17 @@ def tables(plan: Facts) -> tuple[Table, ...]:
 
 
 def _bucket_cells(number: int, bucket: Facts) -> list[str]:
-    counts = [*bucket["lengths"].values(), bucket["rows"], bucket["samples"], bucket["batches"]]
-    return [str(number), *(f"{count:,}" for count in counts)]
+    counts = [bucket["rows"], bucket["samples"], bucket["batches"]]
+    return [str(number), *shown_lengths(bucket["lengths"]).values(), *(f"{count:,}" for count in counts)]
+
+
+def shown_lengths(lengths: Mapping[str, int]) -> dict[str, str]:
+    """Return lengths by key as tables show them, those along two axes in one cell: "480 x 640"."""
+    shown = {key: f"{length:,}" for key, length in lengths.items()}
+    for key in lengths:
+        if (width := shown.pop(f"{key}_width", None)) is not None:
+            shown[key] += f" x {width}"
+    return shown
 
 
 def _curriculum(stages: list[Facts]) -> Table:

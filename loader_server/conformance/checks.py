@@ -7,12 +7,10 @@ sample's number. One that fails does not keep others from being tried.
 from __future__ import annotations
 
 import itertools
-import json
 import random
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,14 +24,13 @@ from loader_server.conformance.case import (
     read_all,
     require,
 )
+from loader_server.conformance.index_checks import INDEX_CHECKS
 from loader_server.conformance.life_checks import LIFE_CHECKS
-from loader_server.index.folder import open_index
 from loader_server.index.string_columns import column_of_strings
 from loader_server.sources.batch_columns import Ragged
 from loader_server.sources.chunks.cutting import rate_keys
 from loader_server.sources.source import Chunk
-from shared.errors import SettingsError, StokerError
-from shared.settings.tables import read_table
+from shared.errors import StokerError
 from shared.wire.batch_layout import BucketShape, fields_of_batch, layout_of
 
 if TYPE_CHECKING:
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS", "CheckResult", "check_source"]
 
 _THREADS = 4
-_REASON = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,112 +80,6 @@ def _result(check: Callable[[ExaminedSource], None], examined: ExaminedSource) -
     except Exception as error:  # the source is a user's: what it raises is the result
         return CheckResult(name=name, passed=False, detail=f"{type(error).__name__}: {error}")
     return CheckResult(name=name, passed=True)
-
-
-# --- the index ---
-
-
-def _same_index(examined: ExaminedSource) -> None:
-    """The index is the same with 1 process and with 3, and however large the pieces are.
-
-    Raise a Violation if fingerprint, rows, bad rows or columns differ. Errors of making it pass through.
-    """
-    # Pieces of 1 and 3 rows end at other rows than the source's own, so what depends on a piece's end shows.
-    first, place = examined.indexed(1, 0)
-    for processes, rows in ((1, 1), (1, 3), (3, 2)):
-        report, other = examined.indexed(processes, rows)
-        how = f"with {processes} processes and pieces of {rows} rows"
-        require(report.fingerprint == first.fingerprint, f"another fingerprint {how}")
-        require((report.rows, report.bad) == (first.rows, first.bad), f"other rows, or other bad ones, {how}")
-        require(_columns(place) == _columns(other), f"other columns {how}")
-
-
-def _columns(index: Path) -> dict[str, bytes]:
-    columns = index / open_index(index).meta.folder
-    return {path.name: path.read_bytes() for path in sorted(columns.iterdir())}
-
-
-def _rows_count(examined: ExaminedSource) -> None:
-    """Every row is a sample or a bad row, and there are as many as the survey says.
-
-    Raise a Violation with both counts if they differ. What making the index and the survey raise passes through.
-    """
-    report, _ = examined.indexed(1, 0)
-    total = examined.surveyed().total
-    require(total == report.rows, f"the survey says {total} rows, the pieces have {report.rows}")
-
-
-def _plain_facts(examined: ExaminedSource) -> None:
-    """What the survey says may be written as JSON, and a process gets settings and pieces.
-
-    Raise a Violation if JSON gives back other values for the survey's `origin` or `about`. What the survey raises, and
-    a TypeError for values that JSON cannot hold, pass through.
-    """
-    inventory = examined.surveyed()
-    for facts in (inventory.origin, inventory.about):
-        require(json.loads(json.dumps(facts)) == facts, f"{facts!r} is not what JSON gives back")
-
-
-def _lengths(examined: ExaminedSource) -> None:
-    """Lengths in the index are those of the decoded samples.
-
-    Raise a Violation for the first that is missing or differs. Errors of the source pass through.
-    """
-    lengths = examined.source.lengths
-    for sample, values in examined.decoded.items():
-        for key, column in lengths.items():
-            require(key in values, f'sample {sample} has no "{key}", of which the index has a length')
-            got = _length_of(values[key])
-            require(got == column[sample], f'sample {sample}: "{key}" is {column[sample]} in the index, {got} decoded')
-
-
-def _length_of(value: Any) -> int:
-    """Return the steps of an array, the characters of a text or the bytes of bytes; of a number, its whole part."""
-    return int(value) if np.ndim(value) == 0 and not isinstance(value, str | bytes) else len(value)
-
-
-def _padded_have_lengths(examined: ExaminedSource) -> None:
-    """Every padded field has its length in the index.
-
-    Raise a Violation with the first key that has none. Errors of the source pass through.
-    """
-    for key in (key for field in examined.source.fields for key in field.length_keys):
-        require(key in examined.source.lengths, f'the index has no length of "{key}"')
-
-
-def _bad_rows(examined: ExaminedSource) -> None:
-    """Bad rows are named with their place and the reason.
-
-    Raise a Violation also if the reason is no word in small letters or the counts are not the case's; raise NotTried if
-    there is no bad row and the case gives no counts. Errors of the source pass through.
-    """
-    report, _ = examined.indexed(1, 0)
-    for row in report.bad:
-        require(row.where and row.line >= 0 and row.detail, f"{row} lacks a place or a detail")
-        require(_REASON.fullmatch(row.reason), f"the reason {row.reason!r} is no word in small letters")
-    expected = examined.case.bad
-    if expected is None and not report.bad:
-        raise NotTried("these data have no bad row")
-    require(expected in (None, report.bad_counts), f"expected the bad rows {expected}, got {report.bad_counts}")
-
-
-def _unknown_setting(examined: ExaminedSource) -> None:
-    """An unknown setting is refused, and the nearest named.
-
-    Take the first name of more than three letters without its last. Raise a Violation if it is accepted, or refused
-    without the right name in the message; raise NotTried if no setting has such a name.
-    """
-    kind = type(examined.case.spec.settings)
-    names = [setting.name for setting in fields(kind) if len(setting.name) > 3]
-    if not names:
-        raise NotTried("it has no setting with a name that could be mistyped")
-    wrong = names[0][:-1]
-    try:
-        read_table(kind, {wrong: 1}, "a check")
-    except SettingsError as error:
-        require(names[0] in str(error), f'"{wrong}" is refused, but "{names[0]}" not named: {error}')
-    else:
-        raise Violation(f'"{wrong}" is accepted as a setting')
 
 
 # --- samples ---
@@ -311,9 +201,11 @@ def _gathering(examined: ExaminedSource) -> None:
     source = examined.source
     if not source.gathers:
         raise NotTried("this source does not write whole batches")
-    padded = [field.key for field in source.fields if field.padded]
+    axes = [(key, field.key, axis) for field in source.fields for axis, key in enumerate(field.length_keys)]
     # One step more than the longest sample, so that every row has padding that has to be cleared.
-    longest = {key: max(len(values[key]) for values in examined.decoded.values()) + 1 for key in padded}
+    longest = {
+        name: max(values[key].shape[axis] for values in examined.decoded.values()) + 1 for name, key, axis in axes
+    }
     layout = layout_of(fields_of_batch(source.fields), BucketShape(rows=len(examined.numbers), lengths=longest))
     # Not zeros, so that bytes which `gather` leaves unwritten are noticed.
     out = layout.arrays(np.full(layout.nbytes, 0xA5, np.uint8))
@@ -324,23 +216,23 @@ def _gathering(examined: ExaminedSource) -> None:
 
 
 def _require_gathered(field: Field, sample: int, value: Any, row: Mapping[str, Any]) -> None:
-    """Raise a Violation unless a row of a gathered batch holds this value, and zeros behind it."""
-    expected = np.zeros_like(row[field.key])
-    expected[slice(len(value)) if field.padded else ...] = value
+    """Raise a Violation unless a row of a gathered batch holds this value, and zeros behind and beside it."""
+    expected, axes = np.zeros_like(row[field.key]), field.length_keys
+    expected[tuple(map(slice, value.shape[: len(axes)])) if axes else ...] = value
     require(expected.tobytes() == row[field.key].tobytes(), f'sample {sample}: other bytes of "{field.key}"')
-    if field.padded:
-        finding = f'sample {sample}: {len(value)} steps of "{field.key}" decoded, another number gathered'
-        require(row[f"{field.key}_length"] == len(value), finding)
+    for name, steps, own in zip(axes, value.shape, (f"{field.key}_length", f"{field.key}_width"), strict=False):
+        require(row[own] == steps, f'sample {sample}: {steps} steps of "{name}" decoded, another number gathered')
 
 
 def _chunks(examined: ExaminedSource) -> None:
     """Reading stretches of samples gives what cutting whole samples gives.
 
-    Cut the first ten samples in two along each measured key that is not a rate. Raise a Violation for the first stretch
-    that differs; raise NotTried if no key is left. Errors of the source pass through.
+    Cut the first ten samples in two along each measured key that is neither a rate nor a width. Raise a Violation for
+    the first stretch that differs; raise NotTried if no key is left. Errors of the source pass through.
     """
-    source, rates = examined.source, rate_keys(examined.source.lengths)
-    lengths = {key: column for key, column in source.lengths.items() if key not in rates}
+    source, left = examined.source, set(rate_keys(examined.source.lengths))
+    left |= {key for field in source.fields for key in field.length_keys[1:]}
+    lengths = {key: column for key, column in source.lengths.items() if key not in left}
     if not lengths:
         raise NotTried("nothing of its samples has a length")
     for key, column in lengths.items():
@@ -432,7 +324,7 @@ def _strings(examined: ExaminedSource) -> None:
 
 #: In this order: the last one changes the data.
 CHECKS: tuple[Callable[[ExaminedSource], None], ...] = (
-    *(_same_index, _rows_count, _plain_facts, _lengths, _padded_have_lengths, _bad_rows, _unknown_setting),
+    *INDEX_CHECKS,
     *(_fields, _any_order, _many_at_once, _from_threads, _decoding_again, _decoding_all, _gathering, _chunks),
     *(_names, _identities, _parts, _strings, _out_of_range, *LIFE_CHECKS),
 )

@@ -19,6 +19,7 @@ from loader_server.index.probe import refuse_other_fields
 from loader_server.sources.batch_columns import gather_rows, interleaved
 from loader_server.sources.files.presence import find_missing
 from loader_server.sources.files.retried_reads import read_patiently
+from loader_server.sources.pictures import DecodesPictures
 from loader_server.sources.source import Source
 from shared.errors import SampleError, SettingsError
 from shared.hashing import fingerprint
@@ -342,7 +343,13 @@ class JoinedSource(Source):
 
         Raise an IndexError if it is out of range, and what the member raises: a SampleError if it cannot be decoded.
         """
+        return self.decode_picture(sample, raw, "")
+
+    def decode_picture(self, sample: int, raw: bytes, key: str) -> dict[str, Any]:
+        """Return what `decode` returns, but a Picture under the key, if the member can; raise what `decode` raises."""
         source, own = self._at(sample)
+        if key and isinstance(source, DecodesPictures):
+            return source.decode_picture(own, raw, key)
         return source.decode(own, raw)
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:

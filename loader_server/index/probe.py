@@ -238,7 +238,8 @@ def refuse_other_fields(first: tuple[Field, ...], now: tuple[Field, ...], where:
                 expected=f"{_shown(before)}, as the samples before",
                 got=_shown(other),
                 where=where,
-                remedy="A dtype or shape may not change between samples: mend the transform.",
+                remedy="A dtype or shape may not change between samples: mend the transform"
+                + _wide_remedy(before, other),
             )
     if len(first) != len(now):
         raise DataError(
@@ -247,6 +248,23 @@ def refuse_other_fields(first: tuple[Field, ...], now: tuple[Field, ...], where:
             where=where,
             remedy="Every sample must have the same keys: mend the transform.",
         )
+
+
+def _wide_remedy(first: Field, now: Field) -> str:
+    """Return the advice for fields that differ in their second axis alone, and for others a full stop."""
+    wide = _widened(first)
+    if wide is None or wide != _widened(now):
+        return "."
+    axes = ", ".join(str(axis) for axis in wide.shape)
+    declared = f'@transform({{"{wide.key}": ("{wide.dtype}", {axes})}}, measured=True)'
+    return f', or if rows and columns may differ, declare {declared}, or write any_size = ["{wide.key}"] at the source.'
+
+
+def _widened(field_: Field) -> Field | None:
+    """Return the field with two padded axes; None if it has fewer axes."""
+    if len(field_.shape) < 2:
+        return None
+    return Field(key=field_.key, dtype=field_.dtype, shape=(None, None, *field_.shape[2:]))
 
 
 def _shown(field_: Field) -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "selected",
     "shown_axes",
     "write_padded",
+    "write_rectangles",
 ]
 
 
@@ -155,6 +156,19 @@ def write_padded(
         # below overwrite them. With mode="raise" numpy would also buffer `out`.
         np.take(values, starts[:, None] + steps, axis=0, out=out, mode="clip")
     out[steps >= lengths[:, None]] = 0
+
+
+def write_rectangles(
+    values: NDArray[Any], starts: NDArray[np.int64], shapes: NDArray[np.int64], out: NDArray[Any]
+) -> None:
+    """Write each sample's cells into its row of `out`, from `starts` on, with zeros beside and below them.
+
+    `shapes` has the rows and columns of each sample; a ValueError of numpy passes if one does not fit.
+    """
+    for place, start, (steps, width) in zip(out, starts.tolist(), shapes.tolist(), strict=True):
+        place[:steps, :width] = values[start : start + steps * width].reshape(steps, width, *values.shape[1:])
+        place[:steps, width:] = 0
+        place[steps:] = 0
 
 
 def joined_parts(parts: Sequence[bytes]) -> bytes:

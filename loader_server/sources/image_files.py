@@ -11,24 +11,27 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from loader_server.installed import version_of
+from loader_server.sources.pictures import Picture
 from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
 from shared.errors import SampleError
 from shared.extras import library
-from shared.settings.parsers import choice, flag, setting, wholes
+from shared.settings.parsers import choice, setting, wholes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Images", "any_size_setting", "colours_setting", "image_versions", "refuse_other_pixels", "resize_setting"]
+__all__ = ["Images", "colours_setting", "image_versions", "refuse_other_pixels", "resize_setting"]
 
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 
 #: Modes of Pillow with 8 bits a channel or fewer; the others would be clipped.
+#: Formats whose images need nothing of their file once they are loaded, so that equal colours need no copy.
+_LOADED_WHOLE = ("JPEG", "PNG")
+
 _OF_8_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "La", "CMYK", "YCbCr", "LAB", "HSV")
 
 T = TypeVar("T")
@@ -41,12 +44,6 @@ def resize_setting() -> Any:
     """Return the setting `resize` of a source of images."""
     text = "rows and columns that images are resized to, such as [224, 224]; left out, all are of one size"
     return setting(wholes(2, 1, 2**16), text, default=(), later=True)
-
-
-def any_size_setting() -> Any:
-    """Return the setting `any_size` of a source of images."""
-    text = "whether images may differ in size, so that both their rows and their columns are padded"
-    return setting(flag, text, default=False, later=True)
 
 
 def colours_setting() -> Any:
@@ -97,12 +94,16 @@ class Images:
         return self._with_image(raw, where, self._shape)
 
     def decode(self, raw: bytes, where: str, pixels: Sequence[int] = ()) -> NDArray[np.uint8]:
-        """Return the decoded image, a new array of rows, columns and channels.
+        """Return the decoded image, a new array of rows, columns and channels; raise what `picture` raises."""
+        return self.picture(raw, where, pixels).array()
+
+    def picture(self, raw: bytes, where: str, pixels: Sequence[int] = ()) -> Picture:
+        """Return the decoded image, not copied into an array yet.
 
         Raise a SampleError if the bytes are no whole image, or one that is too large, has more than 8 bits a channel,
         or has another shape than `pixels` (empty: any).
         """
-        made: NDArray[np.uint8] = self._with_image(raw, where, self._decoded)
+        made = self._with_image(raw, where, self._decoded)
         if pixels:
             refuse_other_pixels(made.shape, pixels, where)
         return made
@@ -135,19 +136,22 @@ class Images:
             width, height = height, width
         return height, width, _CHANNELS[self._colours]
 
-    def _decoded(self, image: Any) -> NDArray[np.uint8]:
-        """Return an opened image as a new array, upright, in the colours and the size that are asked for.
+    def _decoded(self, image: Any) -> Picture:
+        """Return an opened image, decoded, upright, in the colours and the size that are asked for.
 
         Whatever Pillow raises for a broken image passes.
         """
         # Asked for first, as `datasets` does: transposing copies images that are upright already.
         if image.getexif().get(_ORIENTATION) is not None:
             image = self._ops.exif_transpose(image)
-        image = image.convert(self._colours)
+        if image.mode == self._colours and image.format in _LOADED_WHOLE:
+            image.load()  # converting would copy it
+        else:
+            image = image.convert(self._colours)
         if self._size:
             height, width = self._size
             image = image.resize((width, height), self._image.Resampling.BILINEAR)
-        return np.array(image, np.uint8).reshape(image.height, image.width, -1)
+        return Picture(image)
 
 
 def refuse_other_pixels(got: Sequence[int], expected: Sequence[int], where: str) -> None:
@@ -158,7 +162,7 @@ def refuse_other_pixels(got: Sequence[int], expected: Sequence[int], where: str)
             expected=f"{expected[0]} x {expected[1]} pixels, as the first image has",
             got=f"{got[0]} x {got[1]}",
             where=where,
-            remedy=f"Write resize = [{expected[0]}, {expected[1]}] to have all images of one size.",
+            remedy=f"Write resize = [{expected[0]}, {expected[1]}] to have all images of one size, or any_size = true.",
         )
 
 

@@ -4,29 +4,31 @@
 addition, a class may have
 
 - `lengths()`, a mapping from keys to one whole number a sample: then no sample is looked at while indexing, and these
-  keys are the padded ones;
+  keys are the padded ones; `<key>_width` has the lengths along a second axis that varies as well;
 - `fingerprint()`, a text that changes when the data does;
 - `identity(i)`, a text that stays the same for as long as sample i does.
 
 Rules: each process makes the class from its name and its arguments; it is never pickled. Only one thread at a time
 calls it, the one that decodes. Without `lengths()`, indexing looks at every sample once, and a key whose first axis
-varies is padded. A key that is missing, or has another dtype or shape than before, is an error that names the sample's
-number. Values that are neither arrays nor numbers, such as strings, go to the transforms only.
+varies is padded; a key that `any_size` names is padded along its first two axes. A key that is missing, or has another
+dtype or shape than before, is an error that names the sample's number. Values that are neither arrays nor numbers, such
+as strings, go to the transforms only.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from loader_server.named_objects import import_named
-from loader_server.sources.batch_columns import shown_axes
+from loader_server.sources.any_size import any_size_keys, refuse_unknown_keys
 from loader_server.sources.blame import error_text, undecoded
+from loader_server.sources.sample_kinds import fields_of_sample, has_axes, has_length, kinds_of_sample, shown_kind
 from loader_server.sources.sample_limits import look_twice
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory, Source
 from shared.errors import DataError, SampleError, SettingsError, StokerError
@@ -77,6 +79,7 @@ class MapStyleSettings:
         _keyword_arguments, "the keyword arguments that it is made with", default=None
     )
     keys: tuple[str, ...] = setting(texts, "names of the values, where `__getitem__` gives a tuple", default=())
+    any_size: tuple[str, ...] = any_size_keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,9 @@ class MapStyleSource(Source):
         first = self._first_sample()
         if not first and len(self._data):
             raise self._none_usable()
-        return tuple(_fields(first, set(self._known_lengths() if self._has_lengths else first)))
+        self._refuse_any_size(first)
+        padded = set(self._known_lengths() if self._has_lengths else first)
+        return tuple(fields_of_sample(first, padded, self._wide(first)))
 
     # --- while an index is made ---
 
@@ -149,6 +154,29 @@ class MapStyleSource(Source):
                 yield ItemPiece(start, stop, {key: column[start:stop] for key, column in lengths.items()})
 
         return Inventory(total=items, pieces=pieces, about={"data": self._fingerprint(), "items": items})
+
+    def _wide(self, first: _Values) -> set[str]:
+        """Return the keys that are padded along two axes: of `any_size`, or those of which `lengths()` has a width.
+
+        Errors of `_known_lengths` pass.
+        """
+        known = self._known_lengths()
+        with_widths = {key for key in first if has_axes(first[key], 2) and f"{key}_width" in known}
+        return {key for key in self.settings.any_size if has_axes(first.get(key), 2)} | with_widths
+
+    def _refuse_any_size(self, first: _Values) -> None:
+        """Raise a SettingsError if `any_size` names no array of two axes, or one of which `lengths()` has no width.
+
+        Errors of `_known_lengths` pass.
+        """
+        known = self._known_lengths()
+        keys = [key for key, value in first.items() if has_axes(value, 2)]
+        remedy = "Mend any_size, or name the key of an array with two axes or more."
+        if self._has_lengths:
+            keys = [key for key in keys if key in known and f"{key}_width" in known]
+            remedy = "A class with lengths() gives those along both axes there, as <key> and <key>_width."
+        if first:
+            refuse_unknown_keys(self.settings.any_size, keys, f"{self.of_job.table}, {self.settings.source}", remedy)
 
     @property
     def _has_lengths(self) -> bool:
@@ -206,7 +234,8 @@ class MapStyleSource(Source):
             columns = {f"length_{key}": column for key, column in piece.lengths.items()}
             return Found(rows=items, numbers={"item": np.arange(piece.start, piece.stop), **columns})
         first, bad = self._first_sample(), dict[int, BadRow]()
-        lengths: dict[str, list[int]] = {key: [] for key, value in first.items() if _has_length(value)}
+        lengths: dict[str, list[int]] = {key: [] for key, value in first.items() if has_length(value)}
+        widths: dict[str, list[int]] = {key: [] for key in sorted(self._wide(first))} if first else {}
         good: list[int] = []
         for item in items:
             sample = self._sample_or_bad(item)
@@ -218,7 +247,10 @@ class MapStyleSource(Source):
                 good.append(item)
                 for key, column in lengths.items():
                     column.append(len(sample[key]))
-        return Found(rows=good, numbers={"item": good} | {f"length_{key}": lengths[key] for key in lengths}, bad=bad)
+                for key, column in widths.items():
+                    column.append(sample[key].shape[1])
+        measured = lengths | {f"{key}_width": column for key, column in widths.items()}
+        return Found(rows=good, numbers={"item": good} | {f"length_{key}": measured[key] for key in measured}, bad=bad)
 
     def _sample_or_bad(self, item: int) -> _Values | BadRow:
         """Return a sample, or a BadRow if it is unusable; raise a ReadError or MachineError if the machine failed.
@@ -271,14 +303,17 @@ class MapStyleSource(Source):
         First axes may differ. Raise a ReadError or MachineError if the machine fails while the first one is made. An
         error of Stoker's own that the class raises passes.
         """
-        expected, got = _kinds(self._first_sample()), _kinds(sample)
+        first = self._first_sample()
+        wide = self._wide(first)
+        expected, got = kinds_of_sample(first, wide), kinds_of_sample(sample, wide)
         for key in (*expected, *got):
             if key not in got or key not in expected or got[key] != expected[key]:
                 raise DataError(
-                    expected=f"{_shown(key, expected)}, as the samples before",
-                    got=_shown(key, got),
+                    expected=f"{shown_kind(key, expected)}, as the samples before",
+                    got=shown_kind(key, got),
                     where=self._named(item),
-                    remedy="Every sample has the same keys, dtypes and shapes, but for first axes: mend the class.",
+                    remedy="Every sample has the same keys, dtypes and shapes, but for first axes: mend the class"
+                    + (f', or write any_size = ["{key}"].' if has_axes(sample.get(key), 2) else "."),
                 )
 
     def conclude(self, numbers: Mapping[str, NDArray[np.int64]]) -> dict[str, Any]:
@@ -292,12 +327,14 @@ class MapStyleSource(Source):
         for name, lengths in numbers.items():
             if name.startswith("length_") and (self._has_lengths or (lengths != lengths[0]).any()):
                 padded.add(name.removeprefix("length_"))
+        wide = self._wide(first)
+        padded = (padded | wide) - {f"{key}_width" for key in wide}
         self._refuse_lengths_of_nothing(padded, first)
-        return {"fields": [asdict(field) for field in _fields(first, padded)]}
+        return {"fields": [asdict(field) for field in fields_of_sample(first, padded, wide)]}
 
     def _refuse_lengths_of_nothing(self, padded: AbstractSet[str], first: _Values) -> None:
         """Raise a DataError if a padded key is neither an array with axes nor a string in the first usable sample."""
-        keys = sorted(key for key, value in first.items() if _has_length(value))
+        keys = sorted(key for key, value in first.items() if has_length(value))
         for key in sorted(padded - set(keys)):
             raise self._error(
                 f"lengths() of keys that are arrays or strings ({', '.join(keys) or 'none'})",
@@ -440,30 +477,3 @@ def _made_from(settings: MapStyleSettings) -> Any:
             remedy="Samples are asked for by number: give it both.",
         )
     return data
-
-
-def _has_length(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim > 0)
-
-
-def _kinds(sample: _Values) -> dict[str, Field | None]:
-    """Return arrays and numbers as fields with the first axis padded, and None for other values."""
-    return {key: _kind(key, value) if isinstance(value, np.ndarray) else None for key, value in sample.items()}
-
-
-def _fields(sample: _Values, padded: AbstractSet[str]) -> list[Field]:
-    """Return arrays and numbers as fields; the first axis varies only for the padded keys."""
-    kinds = [kind for kind in _kinds(sample).values() if kind is not None]
-    return [kind if kind.key in padded else replace(kind, shape=np.shape(sample[kind.key])) for kind in kinds]
-
-
-def _kind(key: str, value: NDArray[Any]) -> Field:
-    """Return an array's field with the first axis padded, if it has one."""
-    return Field(key=key, dtype=str(value.dtype), shape=(None, *value.shape[1:]) if value.ndim else ())
-
-
-def _shown(key: str, kinds: Mapping[str, Field | None]) -> str:
-    """Return a key and its kind as messages show them."""
-    if (kind := kinds.get(key)) is None:
-        return f'"{key}" as no array' if key in kinds else f'no "{key}"'
-    return f'"{key}" as {kind.dtype} [{shown_axes(kind.shape)}]'

@@ -107,8 +107,8 @@ class Chain:
 
     @property
     def measured(self) -> bool:
-        """Return whether some transform declares no outputs, so that lengths are measured while indexing."""
-        return any(step.outputs is None for step in self.steps)
+        """Return whether lengths are measured while indexing, because some transform does not declare all of them."""
+        return any(step.outputs is None or step.outputs.measured for step in self.steps)
 
     @property
     def index_recipe(self) -> str:
@@ -142,6 +142,11 @@ class Chain:
         return _packages(self.steps)
 
     @property
+    def picture_key(self) -> str:
+        """Return the key of the image that the first transform takes as a Picture as well; empty if it takes none."""
+        return getattr(self.steps[0].call, "picture_key", "") if self.steps else ""
+
+    @property
     def steady_steps(self) -> int:
         """Return the number of transforms before the first that draws random numbers; all of them if none draws."""
         # Up to here samples are equal in every epoch, so that their features can be kept on disk for later epochs.
@@ -160,14 +165,15 @@ class Chain:
         """Return the lengths along every padded axis, given those of raw samples.
 
         If raw samples have none, a rule that gives a single number leaves it so, for as many samples as there are.
-        Undeclared transforms count as changing no length. Raise SettingsError if a rule asks for a length that is
-        missing, or does not give whole numbers, and KeyError if a padded field has none. Other errors of the rules
-        pass.
+        Undeclared transforms count as changing no length, and lengths that are measured are left out. Raise
+        SettingsError if a rule asks for a length that is missing, or does not give whole numbers, and KeyError if a
+        padded field has none that could be measured. Other errors of the rules pass.
         """
         lengths = dict(raw_lengths)
         for step in self.steps:
             lengths |= self.foretold(step, lengths)
-        return {key: np.asarray(lengths[key], np.int64) for field in self.fields for key in field.length_keys}
+        keys = [key for field in self.fields for key in field.length_keys if key in lengths or not self.measured]
+        return {key: np.asarray(lengths[key], np.int64) for key in keys}
 
     def doubtful(self, raw_lengths: Lengths) -> NDArray[np.bool_]:
         """Return which samples some transform may refuse, judging by lengths: those that its `may_refuse` returns.

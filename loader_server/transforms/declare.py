@@ -78,6 +78,8 @@ class Outputs:
     lengths: Mapping[str, LengthRule] = field(default_factory=dict)
     removes: tuple[str, ...] = ()
     changes: Mapping[str, FieldRule] = field(default_factory=dict)
+    #: Whether lengths are found while indexing: those of `fields` do not follow from lengths before.
+    measured: bool = False
 
     @staticmethod
     def of(
@@ -86,6 +88,7 @@ class Outputs:
         lengths: Mapping[str, LengthRule] | None = None,
         per_second: Mapping[str, float] | None = None,
         removes: tuple[str, ...] = (),
+        measured: bool = False,
     ) -> Outputs:
         """Return outputs in the form that `transform` takes, for classes whose outputs depend on their settings.
 
@@ -96,6 +99,7 @@ class Outputs:
             fields=tuple(_field(key, spec, (per_second or {}).get(key)) for key, spec in (outputs or {}).items()),
             lengths=dict(lengths or {}),
             removes=_names("removes", removes, example="audio"),
+            measured=measured,
         )
 
 
@@ -129,7 +133,7 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
         lengths: Functions that give the lengths of padded keys, and as `<key>_width` those of a second padded axis.
         per_second: How many steps of a key make a second, if its length changes.
         removes: Keys that the transform deletes.
-        measured: Find outputs and lengths while indexing instead of declaring them.
+        measured: Find lengths while indexing instead of declaring them, and without `outputs` these as well.
         draws: Whether the transform draws random numbers.
         settings: Frozen dataclass of `setting(...)` fields.
         packages: Installed packages whose version changes the bytes.
@@ -138,22 +142,23 @@ def transform(  # noqa: PLR0913 - what a transform may say of itself, each by na
     Returns:
         The decorator, which raises that error, or returns the function with its declaration attached.
     """
-    given = outputs or lengths or per_second or removes
+    # Lengths that are measured need no rule, and with outputs that are measured there is nothing to declare.
+    given = lengths or per_second or (removes and not outputs)
 
     def declare(function: _F) -> _F:
         with placing(f"the declaration of {_name_of(function)}"):
             if measured and given:
                 raise SettingsError(
-                    expected="either outputs or measured=True",
-                    got="both",
+                    expected="measured=True alone, or with outputs whose lengths are measured",
+                    got="lengths" if lengths else "per_second" if per_second else "removes without outputs",
                     where="",
-                    remedy="What is declared need not be measured: leave one of them out. With measured=True, a key "
-                    "that the transform deletes is gone without removes.",
+                    remedy="What is declared need not be measured: leave one of them out. With measured=True alone, a "
+                    "key that the transform deletes is gone without removes.",
                 )
             _refuse_unread(function, settings)
-            made = Outputs.of(outputs, lengths=lengths, per_second=per_second, removes=removes)
+            made = Outputs.of(outputs, lengths=lengths, per_second=per_second, removes=removes, measured=measured)
             function.declaration = Declaration(  # type: ignore[attr-defined]
-                outputs=None if measured else made,
+                outputs=None if measured and not outputs else made,
                 draws=draws,
                 settings=settings,
                 packages=_names("packages", packages, example="soxr"),

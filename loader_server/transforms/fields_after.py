@@ -1,6 +1,6 @@
 """The fields of samples after one transform, by what it declares and the fields before.
 
-Rules: pure. A length comes from a rule of the transform, or is that of the field before.
+Rules: pure. A length comes from a rule of the transform, or is that of the field before, or is found while indexing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def fields_after(fields: tuple[Field, ...], step: NamedTransform, where: str) ->
     kept = {field.key: field for field in fields if field.key not in step.outputs.removes}
     place = f"{where}, {step.name}"
     for field in step.outputs.fields:
-        kept[field.key] = _with_length_of(kept.get(field.key), field, step.outputs.lengths, place)
+        rules = None if step.outputs.measured else step.outputs.lengths
+        kept[field.key] = field if rules is None else _with_length_of(kept.get(field.key), field, rules, place)
     for key, change in step.outputs.changes.items():
         kept[key] = _changed(kept, key, change, place)
     return tuple(kept.values())
@@ -63,7 +64,7 @@ def _with_length_of(before: Field | None, field: Field, rules: Mapping[str, Leng
             expected=f'a length of the padded output "{field.key}"' + (", and a width" if field.is_wide else ""),
             got="none declared",
             where=where,
-            remedy="Declare lengths={" + ", ".join(f'"{key}": …' for key in field.length_keys) + "}.",
+            remedy="Declare lengths={" + ", ".join(f'"{key}": …' for key in field.length_keys) + "}, or measured=True.",
         )
     # A transform that changes only values need not repeat how many steps make a second.
     inherits = before is not None and field.per_second is None and field.key not in rules

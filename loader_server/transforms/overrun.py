@@ -47,10 +47,18 @@ def _longer(sample: Mapping[str, Any], foretold: _Lengths) -> list[tuple[str, in
     """Return the keys that are longer than declared, with both lengths: the most, and the one made.
 
     Empty if none is longer; a value that is missing or no array with axes counts as 0 long, and a string by its
-    characters.
+    characters. `<key>_width` stands for the second axis of an array.
     """
-    found = [(key, int(most[0]), _length(sample.get(key))) for key, most in foretold.items()]
+    found = [(key, int(most[0]), _length_under(sample, key)) for key, most in foretold.items()]
     return [(key, most, made) for key, most, made in found if made > most]
+
+
+def _length_under(sample: Mapping[str, Any], key: str) -> int:
+    """Return the length of a sample's value, or along the second axis of the array whose width the key names."""
+    wide = sample.get(key.removesuffix("_width"))
+    if key not in sample and key.endswith("_width") and isinstance(wide, np.ndarray) and wide.ndim > 1:
+        return int(wide.shape[1])
+    return _length(sample.get(key))
 
 
 def _length(value: object) -> int:

@@ -65,14 +65,17 @@ def files(folder: Path) -> SourceCase:
         name, noise = f"{'more/' if row % 2 else ''}{row}", np.random.default_rng(row)
         np.save(folder / f"{name}.npy", noise.random((row % 4 + 1, 3), np.float32))
         np.savez_compressed(folder / f"{name}.npz", noise.integers(0, 9, row % 3))
+        np.savez(folder / f"{name}-plot.npz", noise.random((row % 3, row % 5), np.float32))
         PIL.Image.fromarray(noise.integers(0, 255, (4, 5, 3), np.uint8)).save(folder / f"{name}.png")
         soundfile.write(folder / f"{name}.flac", noise.uniform(-0.5, 0.5, 100 + row), 8000, subtype="PCM_16")
-        rows.append([f"{name}.npy", f"{name}.npz", f"{name}.png", f"{name}.flac", str(row % 2), "x" * row])
+        PIL.Image.new("RGB", (row % 4 + 1, row % 3 + 1), (row, 0, 9)).save(folder / f"{name}-icon.png")
+        own = [f"{name}.npy", f"{name}.npz", f"{name}.png", f"{name}.flac", str(row % 2), "x" * row]
+        rows.append([*own, f"{name}-plot.npz", f"{name}-icon.png"])
     (folder / "0.npy").write_bytes(b"no array at all")
     np.save(folder / "4.npy", np.zeros((2, 4), np.float32))
     PIL.Image.new("RGB", (9, 9)).save(folder / "6.png")
     rows[8][0], rows[10][4], rows[12][1], rows[14] = "gone.npy", "many", "", rows[16]
-    head = "mel,codes,photo,speech,label,text"
+    head = "mel,codes,photo,speech,label,text,plot,icon"
     for place, manifest in enumerate(("a.csv", "more/b.csv")):
         own = [",".join(cells).replace("more/", "") for cells in rows[place::2]]
         (folder / manifest).write_text("\n".join([head, *own]))
@@ -81,8 +84,9 @@ def files(folder: Path) -> SourceCase:
         np.save(folder / "2.npy", np.ones((3, 3), np.float32))
 
     columns = {"mel": "array", "codes": "array", "photo": "image", "speech": "audio", "label": "int64", "text": "text"}
+    columns |= {"plot": "array", "icon": "image"}
     reasons = ("undecodable", "other_array", "other_size", "missing_file", "wrong_type", "missing_column", "duplicate")
-    spec = spec_of("files", folder, paths=["a.csv", "more/b.csv"], columns=columns)
+    spec = spec_of("files", folder, paths=["a.csv", "more/b.csv"], columns=columns, any_size=["plot", "icon"])
     return SourceCase(spec=spec, change=change, bad=dict.fromkeys(reasons, 1))
 
 
@@ -92,12 +96,19 @@ def hdf5(folder: Path) -> SourceCase:
     write_ragged(folder / "b.h5", ragged(*range(9)), chunks=(4, 3), compression="gzip")
     with h5py.File(folder / "b.h5", "r+") as file:
         file["text"][2] = b"\xff"
+    for name, count in (("a.h5", 4), ("b.h5", 9)):
+        shapes = np.stack([np.arange(count) % 3, np.arange(count) % 4], axis=1)
+        with h5py.File(folder / name, "r+") as file:
+            file["grid_offsets"] = np.append(0, np.cumsum(shapes.prod(axis=1)))
+            file["grid_values"] = np.arange(shapes.prod(axis=1).sum(), dtype=np.int16)
+            file["grid_shapes"] = shapes
 
     def change() -> None:
         with (folder / "a.h5").open("ab") as file:
             file.write(b"more")
 
-    return SourceCase(spec=spec_of("hdf5", folder, paths=["a.h5", "b.h5"]), change=change, bad={"not_utf8": 1})
+    spec = spec_of("hdf5", folder, paths=["a.h5", "b.h5"], any_size=["grid"])
+    return SourceCase(spec=spec, change=change, bad={"not_utf8": 1})
 
 
 def kaldi(folder: Path) -> SourceCase:
@@ -202,11 +213,16 @@ def webdataset(folder: Path) -> SourceCase:
     """Samples of two shards, of all kinds of members, some unusable, and a shard that is cut short."""
 
     def members(number: int, mtime: int = 1) -> list[tuple[str, bytes]]:
-        array = npy(np.full((number % 5, 3), number, np.float32))
-        return [(f"a/{number}.npy", array), (f"a/{number}.txt", b"x" * number), (f"a/{number}.cls", b"%d" % number)]
+        array, plot = (npy(np.full((number % 5, axis), number, np.float32)) for axis in (3, number % 3))
+        file = io.BytesIO()
+        PIL.Image.new("RGB", (number % 4 + 1, number % 3 + 1), (number, 0, 9)).save(file, "png")
+        wide = [(f"a/{number}.plot.npy", plot), (f"a/{number}.png", file.getvalue())]
+        plain = [(f"a/{number}.txt", b"x" * number), (f"a/{number}.cls", b"%d" % number)]
+        return [(f"a/{number}.npy", array), *plain, *wide]
 
     write_shard(folder / "a.tar", [one for number in range(11) for one in members(number)])
-    more = [*members(11), ("a/../12.npy", b""), *members(13)[:2], ("14.npy", b"?"), ("14.txt", b""), ("14.cls", b"1")]
+    more = [*members(11), ("a/../12.npy", b""), *members(13)[:2], ("a/14.npy", b"?"), *members(14)[1:]]
+    more += [*members(17)[:-1], ("a/17.png", b"no image")]
     whole = tar_of([*more, *members(15), ("a/16.npy", b"x" * 999)])
     (folder / "b.tar").write_bytes(whole[: whole.rindex(b"x" * 999) + 9])
 
@@ -214,8 +230,9 @@ def webdataset(folder: Path) -> SourceCase:
         with (folder / "a.tar").open("r+b") as file:
             file.write(tar_of(members(0), mtime=2)[: 2 * tarfile.BLOCKSIZE])
 
-    bad = {"broken_file": 1, "missing_member": 1, "undecodable": 1, "unsafe_name": 1}
-    return SourceCase(spec=spec_of("webdataset", folder, paths=["*.tar"]), change=change, bad=bad)
+    bad = {"broken_file": 1, "missing_member": 1, "undecodable": 2, "unsafe_name": 1}
+    spec = spec_of("webdataset", folder, paths=["*.tar"], images=["png"], any_size=["plot", "image"])
+    return SourceCase(spec=spec, change=change, bad=bad)
 
 
 def array_record(folder: Path) -> SourceCase:
@@ -256,7 +273,10 @@ def _table() -> pa.Table:
     random = np.random.default_rng(5)
     tokens = [random.integers(1, 99, n % 7).tolist() for n in range(60)]
     tokens[7], tokens[20] = None, [1, None]
+    boxes = [random.random((n % 4, n % 3)).tolist() for n in range(60)]
+    boxes[15] = [[0.5], [0.5, 0.5]]
     columns = {
+        "boxes": pa.array(boxes, pa.list_(pa.list_(pa.float64()))),
         "tokens": pa.array(tokens, pa.list_(pa.int32())),
         "frames": pa.array(
             [random.random((n % 4, 3)).tolist() for n in range(60)], pa.list_(pa.list_(pa.float32(), 3))
@@ -279,7 +299,8 @@ def parquet(folder: Path) -> SourceCase:
     def change() -> None:
         pyarrow.parquet.write_table(table[:40], data / "b.parquet", row_group_size=16)
 
-    return SourceCase(spec=spec_of("parquet", folder, paths=["data"]), change=change, bad={"null": 3})
+    spec = spec_of("parquet", folder, paths=["data"], any_size=["boxes"])
+    return SourceCase(spec=spec, change=change, bad={"null": 3, "unequal_lists": 1})
 
 
 def arrow(folder: Path) -> SourceCase:
@@ -294,8 +315,8 @@ def arrow(folder: Path) -> SourceCase:
         (folder / "b.arrow").write_bytes((folder / "a.arrow").read_bytes())
 
     paths = ["a.arrow", "b.arrow"]
-    bad = {"null": 3, "undecodable": 2, "not_embedded": 1}
-    return SourceCase(spec=spec_of("arrow", folder, paths=paths), change=change, bad=bad)
+    bad = {"null": 3, "undecodable": 2, "not_embedded": 1, "unequal_lists": 1}
+    return SourceCase(spec=spec_of("arrow", folder, paths=paths, any_size=["boxes", "picture"]), change=change, bad=bad)
 
 
 def _files(suffix: str) -> pa.Array:
@@ -306,7 +327,8 @@ def _files(suffix: str) -> pa.Array:
         if suffix == ".wav":
             soundfile.write(file, noise.uniform(-0.5, 0.5, 100 + row), 8000, format="wav", subtype="PCM_16")
         else:
-            PIL.Image.fromarray(noise.integers(0, 255, (4, 5, 3), np.uint8)).save(file, format="png")
+            pixels = noise.integers(0, 255, (row % 3 + 2, row % 5 + 1, 3), np.uint8)
+            PIL.Image.fromarray(pixels).save(file, format="png")
         rows.append({"bytes": file.getvalue(), "path": f"{row}{suffix}"})
     rows[30 if suffix == ".wav" else 31]["bytes"] = b"RIFF and no more of it"
     if suffix == ".wav":
@@ -325,6 +347,9 @@ def numpy_arrays(folder: Path) -> SourceCase:
         "frames_offsets": np.arange(41, dtype=np.uint32) * 2,
         "speaker": random.random((40, 2)),
         "label": np.arange(40) % 3 == 0,
+        "grid_shapes": (shapes := np.stack([np.arange(40) % 3, np.arange(40) % 4], axis=1)),
+        "grid_offsets": np.append(0, np.cumsum(shapes.prod(axis=1))),
+        "grid_values": random.random(int(shapes.prod(axis=1).sum()), np.float32),
     }
     (folder / "data").mkdir()
     for name, array in arrays.items():
@@ -333,7 +358,7 @@ def numpy_arrays(folder: Path) -> SourceCase:
     def change() -> None:
         np.save(folder / "data" / "label", ~arrays["label"])
 
-    return SourceCase(spec=spec_of("numpy", folder, paths=["data"]), change=change, bad={})
+    return SourceCase(spec=spec_of("numpy", folder, paths=["data"], any_size=["grid"]), change=change, bad={})
 
 
 class Words:
@@ -357,12 +382,19 @@ class Words:
         return " ".join(self.words)
 
 
+class Grids(Words):
+    """One with an array that differs along two axes."""
+
+    def __getitem__(self, i: int) -> dict[str, object]:
+        return super().__getitem__(i) | {"grid": np.full((i % 3, i % 4), i, np.int32)}
+
+
 def map_style(folder: Path) -> SourceCase:
     """A class that gives what it keeps, and raises once."""
     path = folder / "words.txt"
     path.write_text("ten small words are enough for all of this bad work")
-    name = f"{__name__}:Words"
-    spec = spec_of(name, folder, source=name, arguments={"path": str(path)})
+    name = f"{__name__}:Grids"
+    spec = spec_of(name, folder, source=name, arguments={"path": str(path)}, any_size=["grid"])
     return SourceCase(spec=spec, change=lambda: path.write_text("other words"), bad={"undecodable": 1})
 
 

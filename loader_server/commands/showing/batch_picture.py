@@ -32,6 +32,8 @@ _MOST_TOKENS = 40
 _WIDTH_INCHES = 7.0
 _STRIP_INCHES, _IMAGE_INCHES = 0.75, 2.0
 _MOST_NAME = 34
+#: How padding is drawn.
+_HATCHED: dict[str, Any] = {"facecolor": "0.93", "edgecolor": "0.75", "hatch": "////", "linewidth": 0}
 #: The colour of the lines between packed samples, which is in none of the colour maps.
 _PARTING = "deepskyblue"
 
@@ -102,9 +104,14 @@ def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:
     axes.set_yticks([])
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.tick_params(labelsize=7)
+    if field.is_wide:
+        # All is hatched first, because padding lies above a sample as well as behind it.
+        axes.axvspan(-0.5, array.shape[1] - 0.5, **_HATCHED)
+        length = array.shape[1]
     if own.ndim == 2 and own.size:
         low, high = _span(array)
-        axes.imshow(own.T, origin="lower", aspect="auto", interpolation="nearest", cmap="magma", vmin=low, vmax=high)
+        colours = {"cmap": "magma", "vmin": low, "vmax": high}
+        axes.imshow(own.T, origin="lower", aspect="auto", interpolation="nearest", zorder=2, **colours)
     elif np.issubdtype(array.dtype, np.floating) and own.size:
         axes.plot(own, linewidth=0.5, color="tab:blue")
         axes.set_ylim(*_span(array))
@@ -113,8 +120,10 @@ def _draw_row(axes: Any, batch: ShownBatch, field: Field, row: int) -> None:
     if f"{field.key}_segment" in batch.arrays:
         _part_segments(axes, batch.arrays[f"{field.key}_segment"][row, :length])
     if length < array.shape[1]:
-        axes.axvspan(length - 0.5, array.shape[1] - 0.5, facecolor="0.93", edgecolor="0.75", hatch="////", linewidth=0)
+        axes.axvspan(length - 0.5, array.shape[1] - 0.5, **_HATCHED)
     axes.set_xlim(-0.5, array.shape[1] - 0.5)
+    if field.is_wide:
+        axes.set_ylim(-0.5, array.shape[2] - 0.5)
 
 
 def _part_segments(axes: Any, segments: NDArray[Any]) -> None:

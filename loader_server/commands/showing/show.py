@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loader_server.commands.plan_command import find_sample, open_stream, places_table
+from loader_server.commands.plan_report import shown_lengths
 from loader_server.commands.remembered import recall
 from loader_server.commands.showing.batch_picture import draw
 from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, ShownBatches, ShownSample
@@ -165,21 +166,22 @@ def _tables(facts: dict[str, Any]) -> list[Any]:
     There is a line for each masked row, and none on picture and sound unless they were written.
     """
     samples = facts["samples"]
-    keys = list(samples[0]["lengths"]) if samples else []
+    lengths = samples[0]["lengths"] if samples else {}
+    keys = [(key, "size" if f"{key}_width" in lengths else "steps") for key in shown_lengths(lengths)]
     texts = list(dict.fromkeys(key for sample in samples for key in sample["texts"]))
     carries = any("reset" in sample for sample in samples)
     title = "{stream}, epoch {epoch}, batch {batch} of {batches} (bucket {bucket}, groups of {group})".format(**facts)
     table = Table("row", "sample", title=title, caption=_caption(facts), box=SIMPLE, caption_justify="left")
     table.add_column("name", overflow="fold", min_width=_LEAST_NAME)
-    for name in (*(f"{key}\nsteps" for key in keys), *(["reset"] if carries else []), *texts, "drawn", "masked"):
+    for name in (*(f"{key}\n{unit}" for key, unit in keys), *(["reset"] if carries else []), *texts, "drawn", "masked"):
         table.add_column(name)
     for sample in samples:
-        table.add_row(*_cells(sample, keys, texts, carries=carries))
+        table.add_row(*_cells(sample, texts, carries=carries))
     lines = [f"masked, row {sample['row']}: {sample['masked']['error']}" for sample in samples if sample["masked"]]
     return [table, *lines, *_lines_on_files(facts)]
 
 
-def _cells(sample: dict[str, Any], keys: list[str], texts: list[str], *, carries: bool) -> list[str]:
+def _cells(sample: dict[str, Any], texts: list[str], *, carries: bool) -> list[str]:
     """Return the cells of a sample's row, in the order of the columns."""
     row = f"{sample['row']} at {sample['offset']}" if sample["offset"] else str(sample["row"])
     resets = ["yes" if sample["reset"] else ""] if carries else []
@@ -187,7 +189,7 @@ def _cells(sample: dict[str, Any], keys: list[str], texts: list[str], *, carries
         row,
         str(sample["sample"]),
         sample["name"],
-        *(str(sample["lengths"][key]) for key in keys),
+        *shown_lengths(sample["lengths"]).values(),
         *resets,
         *(_shortened(sample["texts"].get(key, "")) for key in texts),
         "\n".join(map(_drawn_text, sample["drawn"])),

@@ -1,7 +1,8 @@
 """Arrow columns as plain arrays: values one after another, with offsets where rows differ in length.
 
 Rules: encoded files are their bytes here, whatever is in them. Rows that are null, or contain a null, are faults, and
-so are rows whose inner lists are not as long as those of all others. Nothing here reads files.
+so are rows whose inner lists are not as long as those of all others, or, for values of any size, of the same row.
+Nothing here reads files.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loader_server.sources.arrays.arrow_types import ColumnKind, compute, is_variable_list, pa
-from loader_server.sources.arrays.nested_lists import flat_numbers, other_rows, rows_of_items
+from loader_server.sources.arrays.nested_lists import (
+    cells_of,
+    flat_numbers,
+    other_rows,
+    rows_of_items,
+    starts_of,
+    uneven_rows,
+)
 from loader_server.sources.batch_columns import array_of
 
 if TYPE_CHECKING:
@@ -34,6 +42,15 @@ class ColumnValues:
 
     values: NDArray[Any]
     offsets: NDArray[np.int64] | None = None
+    #: How many lists each row has, whose cells the values are, if rows differ in both.
+    steps: NDArray[np.int64] | None = None
+
+    @property
+    def widths(self) -> NDArray[np.int64]:
+        """Return how many cells each list of a row has, of rows that differ in both axes; 0 for a row without lists."""
+        assert self.offsets is not None
+        assert self.steps is not None
+        return np.diff(self.offsets) // np.maximum(self.steps, 1)
 
 
 def stored(array: Any) -> Any:
@@ -55,14 +72,17 @@ def values_of(array: Any, kind: ColumnKind) -> ColumnValues:
         return ColumnValues(values=_fixed(array, kind))
     offsets = array.offsets.to_numpy().astype(np.int64)
     # `values` is the unsliced child, while offsets are those of this array's rows.
-    inner = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    inner, offsets = array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
+    steps = np.diff(offsets) if kind.cells else None
+    if kind.cells:
+        inner, offsets = cells_of(inner), starts_of(inner)[offsets]
     wrong = other_rows(inner, kind.inner)
     if wrong is None:
-        return ColumnValues(values=flat_numbers(inner, kind.inner), offsets=offsets - offsets[0])
+        return ColumnValues(values=flat_numbers(inner, kind.inner), offsets=offsets, steps=steps)
     # Steps that would not fit into an array are left out, which shortens their rows: these are bad anyway.
     kept = np.append(0, np.cumsum(~wrong))
     return ColumnValues(
-        values=flat_numbers(inner.filter(pa.array(~wrong)), kind.inner), offsets=kept[offsets - offsets[0]]
+        values=flat_numbers(inner.filter(pa.array(~wrong)), kind.inner), offsets=kept[offsets], steps=steps
     )
 
 
@@ -76,16 +96,17 @@ def _fixed(array: Any, kind: ColumnKind) -> NDArray[Any]:
     return values
 
 
-def value_of(part: memoryview, kind: ColumnKind) -> Any:
+def value_of(part: memoryview, kind: ColumnKind, axes: tuple[int, ...] = ()) -> Any:
     """Return a single row's value from its bytes: a text, bytes, or a new array.
 
-    Raise a UnicodeDecodeError if a text is not UTF-8, or another ValueError if the bytes do not fill an array's shape.
+    `axes` are the row's own lengths along the two axes of a value of any size. Raise a UnicodeDecodeError if a text is
+    not UTF-8, or another ValueError if the bytes do not fill an array's shape.
     """
     if kind.holds == "text":
         return str(part, "utf-8")
     if kind.holds == "bytes":
         return bytes(part)
-    return array_of(part, kind.dtype, kind.inner, ragged=kind.ragged)
+    return array_of(part, kind.dtype, (*axes, *kind.inner), ragged=kind.ragged and not axes)
 
 
 def _characters(array: Any) -> ColumnValues:
@@ -105,15 +126,19 @@ def lengths_and_faults(
 ) -> tuple[dict[str, NDArray[np.int64]], dict[int, tuple[str, str]]]:
     """Return the lengths of all rows by column, and for each bad row the reason, in one word and in full.
 
-    Columns of lists, texts and bytes have lengths, and so have those in `padded`, whose first fixed axis counts. Files
-    have none here. Of several faults of a row the first is kept.
+    Columns of lists, texts and bytes have lengths, and so have those in `padded`, whose first fixed axis counts. Lists
+    in lists that both differ have a width as well. Files have none here. Of several faults of a row the first is kept.
     """
     lengths: dict[str, NDArray[np.int64]] = {}
     faults: dict[int, tuple[str, str]] = {}
     for kind, array in zip(kinds, arrays, strict=True):
         for row, fault in _faults(array, kind):
             faults.setdefault(row, fault)
-        if kind.ragged and not kind.is_file:
+        if kind.cells:
+            values = values_of(array, kind)
+            assert values.steps is not None
+            lengths |= {kind.key: values.steps, f"{kind.key}_width": values.widths}
+        elif kind.ragged and not kind.is_file:
             lengths[kind.key] = _ragged_lengths(array, kind)
         elif kind.key in padded and not kind.is_file:
             lengths[kind.key] = np.full(len(array), kind.inner[0])
@@ -134,9 +159,18 @@ def _faults(array: Any, kind: ColumnKind) -> Iterator[tuple[int, tuple[str, str]
     for row, complaint in (_bad_texts(array) if kind.holds == "text" else {}).items():
         yield row, ("not_utf8", f'"{kind.key}": {complaint}')
     if kind.holds == "numbers" and (wrong := _unequal_rows(stored(array), kind)) is not None:
-        lengths = ", ".join(map(str, kind.inner))
         for row in np.flatnonzero(wrong).tolist():
-            yield row, ("unequal_lists", f'expected lists of {lengths} in "{kind.key}", got one of another length')
+            yield row, ("unequal_lists", _unequal_detail(kind))
+
+
+def _unequal_detail(kind: ColumnKind) -> str:
+    """Return what is wrong with a row whose inner lists are not as long as they have to be."""
+    lengths = ", ".join(map(str, kind.inner))
+    if kind.cells:
+        within = f", and lists of {lengths} in these" if lengths else ""
+        return f'expected lists of one length in each row of "{kind.key}"{within}, got several lengths'
+    remedy = f' (any_size = ["{kind.key}"] takes rows of any)' if kind.ragged and len(kind.inner) else ""
+    return f'expected lists of {lengths} in "{kind.key}", got one of another length{remedy}'
 
 
 def _unequal_rows(array: Any, kind: ColumnKind) -> NDArray[np.bool_] | None:
@@ -144,8 +178,15 @@ def _unequal_rows(array: Any, kind: ColumnKind) -> NDArray[np.bool_] | None:
     if not kind.ragged:
         return other_rows(array, kind.inner)
     offsets = array.offsets.to_numpy().astype(np.int64)
-    wrong = other_rows(array.values.slice(offsets[0], offsets[-1] - offsets[0]), kind.inner)
-    return None if wrong is None else rows_of_items(wrong, offsets - offsets[0])
+    items, offsets = array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
+    if not kind.cells:
+        wrong = other_rows(items, kind.inner)
+        return None if wrong is None else rows_of_items(wrong, offsets)
+    uneven, wrong = uneven_rows(items, offsets), other_rows(cells_of(items), kind.inner)
+    if wrong is None:
+        return uneven
+    within = rows_of_items(wrong, starts_of(items)[offsets])
+    return within if uneven is None else uneven | within
 
 
 def _rows_without_file(array: Any, key: str) -> Iterator[tuple[int, tuple[str, str]]]:

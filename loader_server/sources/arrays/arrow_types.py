@@ -72,10 +72,12 @@ class ColumnKind:
     unit: str = ""
     #: Rows, columns and channels of a decoded image, None where images differ; empty for all others.
     pixels: tuple[int | None, ...] = ()
+    #: Whether values are lists in lists whose lengths both differ from row to row; `inner` is what lies within these.
+    cells: bool = False
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one value as it is stored, inner axes included."""
+        """Return the bytes of one value as it is stored, inner axes included; of `cells` those of one cell."""
         return np.dtype(self.dtype).itemsize * math.prod(self.inner)
 
     @property
@@ -85,8 +87,8 @@ class ColumnKind:
 
     @property
     def is_wide(self) -> bool:
-        """Return whether it holds images that differ in rows and columns."""
-        return bool(self.pixels) and self.pixels[0] is None
+        """Return whether its values differ in rows and columns, images as well as lists in lists."""
+        return self.cells or (bool(self.pixels) and self.pixels[0] is None)
 
     @property
     def fixed_pixels(self) -> tuple[int, ...]:
@@ -96,10 +98,10 @@ class ColumnKind:
     def to_json(self) -> dict[str, Any]:
         """Return the kind as an index keeps it.
 
-        `unit` and `pixels` are left out if empty, so that indexes from before there were any stay valid.
+        `unit`, `pixels` and `cells` are left out if empty, so that indexes from before there were any stay valid.
         """
         values = {**asdict(self), "inner": list(self.inner), "pixels": list(self.pixels)}
-        return {name: value for name, value in values.items() if value or name not in ("unit", "pixels")}
+        return {name: value for name, value in values.items() if value or name not in ("unit", "pixels", "cells")}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ColumnKind:

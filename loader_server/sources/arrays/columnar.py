@@ -319,15 +319,24 @@ class ColumnarSource(ColumnarFiles):
         if there is no such sample, or a ValueError if the bytes are not those of such values, as of a text that is not
         UTF-8. Other errors of decoding recordings pass, such as a SettingsError for MP3.
         """
+        return self.decode_picture(sample, raw, "")
+
+    def decode_picture(self, sample: int, raw: bytes, key: str) -> dict[str, Any]:
+        """Return what `decode` does, but a Picture under the key, if it holds an image; raise what `decode` raises."""
         self.checked(sample)
         values = dict[str, Any]()
         for kind, part in zip(self._kinds, parted(raw, len(self._kinds)), strict=True):
             if kind.is_file:
                 frames = int(self.indexed.numbers[f"length_{kind.key}"][sample]) if kind.holds == "audio" else 0
-                values |= self._file_columns.decode(bytes(part), kind, frames, self.name(sample))
+                values |= self._file_columns.decode(bytes(part), kind, frames, self.name(sample), key)
             else:
-                values[kind.key] = value_of(part, kind)
+                axes = self._axes_of(kind.key, sample) if kind.cells else ()
+                values[kind.key] = value_of(part, kind, axes)
         return values
+
+    def _axes_of(self, key: str, sample: int) -> tuple[int, ...]:
+        """Return the lengths of a sample along the two axes of a column of any size."""
+        return tuple(int(self.indexed.numbers[f"length_{name}"][sample]) for name in (key, f"{key}_width"))
 
     def decode_all(self, samples: Sequence[int], raw: Sequence[bytes]) -> Columns | None:
         """Return the decoded samples as columns, so that transforms can take all at once.

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.any_size import any_size_setting, refuse_resized, refuse_unknown_keys
 from loader_server.sources.arrays.arrow_types import ColumnKind, kinds_of, refuse_other_columns, unusable
 from loader_server.sources.arrays.file_columns import FileColumns, column_in_batch
 from loader_server.sources.batch_columns import fields_of_rows
-from loader_server.sources.image_files import any_size_setting, colours_setting, resize_setting
+from loader_server.sources.image_files import colours_setting, resize_setting
 from loader_server.sources.source import Source
-from shared.errors import SettingsError
 from shared.settings.parsers import by_key, byte_count, setting, text, texts
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ColumnarSettings:
         byte_count, "how much decoded data each worker keeps; a window should fit", default=512 * 2**20
     )
     resize: tuple[int, ...] = resize_setting()
-    any_size: bool = any_size_setting()
+    any_size: bool | tuple[str, ...] = any_size_setting()
     colours: str = colours_setting()
 
 
@@ -126,6 +126,7 @@ class ColumnarFiles(Source):
             found["place"] += [groups.places[at] for at in kept]
             found["rows"] += [groups.rows[at] for at in kept]
         kinds = [self._settled(kind, features.get(kind.key, ""), found) for kind in kinds]
+        self._refuse_any_size(kinds)
         return {**found, "columns": [kind.to_json() for kind in kinds]}
 
     def _settled(self, kind: ColumnKind, feature: str, found: Mapping[str, Any]) -> ColumnKind:
@@ -149,17 +150,19 @@ class ColumnarFiles(Source):
     def _file_columns(self) -> FileColumns:
         """Return what looks at recordings and images, and decodes them.
 
-        Raise a SettingsError if images are both resized to one size and of any.
+        Raise a SettingsError if all images are both resized to one size and of any.
         """
         settings = self.settings
-        if settings.any_size and settings.resize:
-            raise SettingsError(
-                expected="either resize or any_size = true",
-                got="both",
-                where=self.of_job.table,
-                remedy="Images that are resized have one size: leave one of them out.",
-            )
+        refuse_resized(settings.any_size, settings.resize, (), self.of_job.table)
         return FileColumns(settings.colours, settings.resize, self.of_job, any_size=settings.any_size)
+
+    def _refuse_any_size(self, kinds: Sequence[ColumnKind]) -> None:
+        """Raise a SettingsError if `any_size` names a column that has no two axes, or images that are resized."""
+        settings, where = self.settings, self.of_job.table
+        images = [kind.key for kind in kinds if kind.holds == "image"]
+        lists = [kind.key for kind in kinds if kind.is_wide]
+        refuse_unknown_keys(settings.any_size, dict.fromkeys([*images, *lists]), where)
+        refuse_resized(settings.any_size, settings.resize, images, where)
 
     def _groups_in(self, path: str) -> GroupsOfFile:
         """Return a file's columns and groups; raise a DataError if the file is missing or broken, or the disk fails.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.any_size import AnySize, has_any_size
 from loader_server.sources.arrays.arrow_columns import stored
 from loader_server.sources.arrays.arrow_types import UNKNOWN, ColumnKind, unusable
 from loader_server.sources.arrays.nested_lists import found_lengths
@@ -65,7 +66,8 @@ def _settled_lists(kind: ColumnKind, groups: Iterable[Any], where: str) -> Colum
     """
     for array in groups if UNKNOWN in kind.inner else ():
         plain = stored(array)
-        kind = replace(kind, inner=found_lengths(plain.flatten() if kind.ragged else plain, kind.inner))
+        items = plain.flatten() if kind.ragged else plain
+        kind = replace(kind, inner=found_lengths(items.flatten() if kind.cells else items, kind.inner))
         if UNKNOWN not in kind.inner:
             break
     if UNKNOWN in kind.inner:
@@ -76,11 +78,11 @@ def _settled_lists(kind: ColumnKind, groups: Iterable[Any], where: str) -> Colum
 class FileColumns:
     """Looks at the files of columns, and decodes them.
 
-    `colours` and `resize` say what becomes of images, `any_size` whether they may differ in size, and `of_job` the most
-    bytes that a sample may have once decoded.
+    `colours` and `resize` say what becomes of images, `any_size` which of them and of lists in lists may differ along
+    two axes, and `of_job` the most bytes that a sample may have once decoded.
     """
 
-    def __init__(self, colours: str, resize: Sequence[int], of_job: OfJob, *, any_size: bool = False) -> None:
+    def __init__(self, colours: str, resize: Sequence[int], of_job: OfJob, *, any_size: AnySize = False) -> None:
         self._of_job = of_job
         self._any_size = any_size
         self._how = colours, resize
@@ -97,8 +99,12 @@ class FileColumns:
         for as it takes. Raise a DataError if the column holds files of another kind, or if no row tells; a
         SettingsError for images without Pillow. Errors of `groups` pass.
         """
+        any_size = has_any_size(self._any_size, kind.key, image=kind.is_file)
         if not kind.is_file:
-            return _settled_lists(kind, groups, where)
+            lists = kind.ragged and kind.holds == "numbers" and kind.inner
+            return _settled_lists(
+                replace(kind, inner=kind.inner[1:], cells=True) if lists and any_size else kind, groups, where
+            )
         holds, got = _FEATURES.get(feature, ""), "no bytes in any row"
         if feature and not holds:
             raise _no_files(kind.key, f"a column of {feature}, as `datasets` calls it", where)
@@ -108,7 +114,7 @@ class FileColumns:
                 break
             try:
                 pixels = self._images.shape_of(raw, where)
-                return replace(kind, holds="image", pixels=(None, None, pixels[2]) if self._any_size else pixels)
+                return replace(kind, holds="image", pixels=(None, None, pixels[2]) if any_size else pixels)
             except SampleError as error:
                 got = error.got  # its row will be a bad one; the next may tell
         if holds == "audio":
@@ -157,14 +163,17 @@ class FileColumns:
 
         return audio_lengths(raw, kind.key, self._of_job.largest_indexed)
 
-    def decode(self, raw: bytes, kind: ColumnKind, frames: int, where: str) -> dict[str, Any]:
+    def decode(self, raw: bytes, kind: ColumnKind, frames: int, where: str, picture_key: str = "") -> dict[str, Any]:
         """Return the values of a file by key: a recording of so many frames, with its rate, or an image.
+
+        An image under `picture_key` is a Picture.
 
         Raise a SampleError if it cannot be decoded, is too large, has another number of frames, or is an image of
         another shape than the first. Other errors of `decoded_audio` pass, such as a SettingsError for MP3.
         """
         if kind.holds == "image":
-            return {kind.key: self._images.decode(raw, where, kind.fixed_pixels)}
+            picture = self._images.picture(raw, where, kind.fixed_pixels)
+            return {kind.key: picture if kind.key == picture_key else picture.array()}
         from loader_server.sources.audio.audio_files import recording_of  # needs soundfile
 
         audio, rate = recording_of(raw, where, frames, self._of_job.largest_sample)
@@ -189,10 +198,10 @@ class FileColumns:
 def column_in_batch(kind: ColumnKind) -> tuple[str, str, tuple[int | None, ...], bool]:
     """Return a column's key, dtype, further axes, and whether its length varies, as its values are once decoded.
 
-    Of images of any size, the first of these axes is None.
+    Of values of any size, the first of these axes is None.
     """
     if kind.is_wide:
-        return kind.key, kind.dtype, kind.pixels[1:], True
+        return kind.key, kind.dtype, (None, *kind.inner) if kind.cells else kind.pixels[1:], True
     if kind.holds == "audio":
         return kind.key, "float32", (), True
     return kind.key, kind.dtype, kind.pixels or kind.inner, kind.ragged and not kind.pixels

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.any_size import any_size_keys
 from loader_server.sources.arrays.numpy_files import ArrayColumn, open_columns
-from loader_server.sources.batch_columns import array_of, fields_of_rows, joined_parts, parted, write_padded
+from loader_server.sources.batch_columns import (
+    array_of,
+    fields_of_rows,
+    joined_parts,
+    parted,
+    write_padded,
+    write_rectangles,
+)
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.source import Found, Indexed, Inventory, Source
 from shared.errors import DataError
@@ -38,6 +46,7 @@ class NumpySettings:
         texts, "the files of one data set, .npy or .npz, or folders of them, relative to the job file"
     )
     keys: tuple[str, ...] = setting(texts, "the keys that are taken; all, if left out", default=())
+    any_size: tuple[str, ...] = any_size_keys()
 
 
 class NumpySource(Source):
@@ -56,7 +65,7 @@ class NumpySource(Source):
         Raise a DataError if a file or array cannot be used, or a ReadError if a remote file cannot be fetched.
         SettingsError of `_found_paths` and MachineError of `open_columns` pass through.
         """
-        return open_columns(self.files, self._found_paths(), self.settings.keys)
+        return open_columns(self.files, self._found_paths(), self.settings.keys, self.settings.any_size)
 
     def _found_paths(self) -> list[str]:
         """Return the files that `paths` stands for; raise a DataError if there is none, or if one is named twice.
@@ -74,7 +83,12 @@ class NumpySource(Source):
         SettingsError and MachineError of `_columns` pass through.
         """
         return fields_of_rows(
-            (column.key, str(column.values.dtype), column.values.shape[1:], column.offsets is not None)
+            (
+                column.key,
+                str(column.values.dtype),
+                (*([None] if column.shapes is not None else []), *column.values.shape[1:]),
+                column.offsets is not None,
+            )
             for column in self._columns
         )
 
@@ -104,16 +118,19 @@ class NumpySource(Source):
         )
 
     def probe(self, piece: range) -> Found:
-        """Return the lengths of these rows: of a ragged array the differences of its offsets.
+        """Return the lengths of these rows: of a ragged array the differences of its offsets, or else its shapes.
 
         Where no array is ragged, the size of the first axis counts; other arrays have no lengths. Raise a DataError if
-        offsets fall, or a file or array cannot be used; a ReadError if a remote file cannot be fetched. SettingsError
-        and MachineError of `_columns` pass through.
+        offsets fall or shapes do not fit them, or a file or array cannot be used; a ReadError if a remote file cannot
+        be fetched. SettingsError and MachineError of `_columns` pass through.
         """
         numbers = {"row": np.arange(piece.start, piece.stop)}
         for column, field in zip(self._columns, self.fields, strict=True):
             if field.padded:
                 numbers[f"length_{field.key}"] = self._lengths_of(column, piece)
+            if column.shapes is not None:
+                shapes = self._shapes_of(column, piece, numbers[f"length_{field.key}"])
+                numbers |= {f"length_{field.key}": shapes[:, 0], f"length_{field.key}_width": shapes[:, 1]}
         return Found(rows=piece, numbers=numbers)
 
     def _lengths_of(self, column: ArrayColumn, piece: range) -> NDArray[np.int64]:
@@ -131,6 +148,22 @@ class NumpySource(Source):
                 remedy="Offsets say where each sample's values begin: write them anew.",
             )
         return lengths
+
+    def _shapes_of(self, column: ArrayColumn, piece: range, cells: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return rows and columns of these samples; raise a DataError if one has another number of cells."""
+        assert column.shapes is not None
+        shapes = column.shapes[piece.start : piece.stop].astype(np.int64)
+        other = (shapes < 0).any(axis=1) | (shapes.prod(axis=1) != cells)
+        if other.any():
+            at = int(np.argmax(other))
+            raise DataError(
+                expected=f'shapes of "{column.key}" with as many cells as its offsets say: {cells[at]} of sample '
+                f"{piece.start + at}",
+                got=" x ".join(map(str, shapes[at])),
+                where=self._where,
+                remedy="Shapes are the rows and columns of each sample: write them anew.",
+            )
+        return shapes
 
     # --- once there is an index ---
 
@@ -171,7 +204,7 @@ class NumpySource(Source):
         self._in_use.refuse_changed()  # before as well, as in `read`
         for chunk in chunks:
             row, cut = int(self._rows[self.checked(chunk.sample)]), slice(chunk.start, chunk.stop)
-            values = {column.key: _values_of(column, row) for column in self._columns}
+            values = {column.key: _table_of(column, row) for column in self._columns}
             values |= {key: values[key][cut] for key in chunk.keys}
             raw = joined_parts([array.tobytes() for array in values.values()])
             self._in_use.refuse_changed()
@@ -182,19 +215,28 @@ class NumpySource(Source):
 
         Raise what `decode` raises, such as an IndexError if there is no such sample.
         """
-        return self.decode(chunk.sample, raw)
+        steps = dict.fromkeys(chunk.keys, chunk.stop - chunk.start)
+        return self._decoded(chunk.sample, raw, steps)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return a new array for each key; raise an IndexError if the number is out of range.
 
         Raise a ValueError if the bytes do not fill the arrays, or what mapping the arrays raises, such as a DataError.
         """
+        return self._decoded(sample, raw, {})
+
+    def _decoded(self, sample: int, raw: bytes, steps: Mapping[str, int]) -> dict[str, Any]:
+        """Return a new array for each key, of so many steps where `steps` has its key; raise what `decode` raises."""
         self.checked(sample)
-        columns = self._columns
-        return {
-            column.key: array_of(part, column.values.dtype, column.values.shape[1:], ragged=column.offsets is not None)
-            for column, part in zip(columns, parted(raw, len(columns)), strict=True)
-        }
+        values, columns = dict[str, Any](), self._columns
+        for column, part in zip(columns, parted(raw, len(columns)), strict=True):
+            key, shape = column.key, column.values.shape[1:]
+            is_ragged = column.offsets is not None and column.shapes is None
+            if column.shapes is not None:
+                rows, width = (int(self._lengths[name][sample]) for name in (key, f"{key}_width"))
+                shape = (steps.get(key, rows), width, *shape)
+            values[key] = array_of(part, column.values.dtype, shape, ragged=is_ragged)
+        return values
 
     def gather(self, samples: NDArray[np.int64], out: Mapping[str, NDArray[Any]]) -> None:
         """Write all rows of a batch at once, padded, for the keys that `out` has; plain rows are copied as they are.
@@ -213,6 +255,12 @@ class NumpySource(Source):
                 np.take(values, rows, axis=0, out=out[key], mode="clip")
                 continue
             lengths = out[f"{key}_length"][:] = self._lengths[key][samples]
+            if column.shapes is not None:
+                assert column.offsets is not None
+                widths = out[f"{key}_width"][:] = self._lengths[f"{key}_width"][samples]
+                starts = column.offsets[rows].astype(np.int64)
+                write_rectangles(values, starts, np.stack([lengths, widths], axis=1), out[key])
+                continue
             if column.offsets is None:
                 # Not ragged, but the first axis counts as its length: the rows lie one after another, each equally
                 # long.
@@ -246,6 +294,14 @@ class NumpySource(Source):
     def _where(self) -> str:
         """Return how messages name the files."""
         return ", ".join(map(self.files.where, self.settings.paths))
+
+
+def _table_of(column: ArrayColumn, row: int) -> NDArray[Any]:
+    """Return the values of one sample, with rows and columns if its values are cells."""
+    values = _values_of(column, row)
+    if column.shapes is None:
+        return values
+    return values.reshape(*map(int, column.shapes[row]), *values.shape[1:])
 
 
 def _values_of(column: ArrayColumn, row: int) -> NDArray[Any]:

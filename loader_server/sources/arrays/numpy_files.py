@@ -1,7 +1,8 @@
 """Arrays in `.npy` and `.npz` files, mapped into memory, and which of them belong together.
 
 Rules: an array `<key>` has a sample a row; `<key>_values` with `<key>_offsets` (or just `values` with `offsets`) is a
-ragged one, whose sample i has the values from offset i to before offset i + 1. Arrays are mapped and not read, except
+ragged one, whose sample i has the values from offset i to before offset i + 1. Of a key of any size these are the cells
+of a table, whose rows and columns `<key>_shapes` has. Arrays are mapped and not read, except
 compressed members of an `.npz`, which are unpacked into memory. Pickles are never loaded.
 """
 
@@ -38,11 +39,15 @@ _NAME_SIZE_AT, _NAME_AT = 26, 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayColumn:
-    """One key of all samples: a row of `values` each, or, if there are offsets, the values between two of them."""
+    """One key of all samples: a row of `values` each, or, if there are offsets, the values between two of them.
+
+    `shapes` has the rows and columns of each sample whose values are cells.
+    """
 
     key: str
     values: NDArray[Any]
     offsets: NDArray[np.integer] | None = None
+    shapes: NDArray[np.integer] | None = None
 
     @property
     def samples(self) -> int:
@@ -50,8 +55,12 @@ class ArrayColumn:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
 
-def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> list[ArrayColumn]:
+def open_columns(
+    files: Files, paths: Sequence[str], wanted: Sequence[str], any_size: Sequence[str] = ()
+) -> list[ArrayColumn]:
     """Return the columns of the wanted keys, in that order, or of all keys if none is named.
+
+    Those of `any_size` have shapes.
 
     Raise a DataError if there is no array, if a file is missing, broken or holds pickles, if a key is missing or there
     twice, or if columns differ in length, have no usable dtype, or have offsets that do not fit their values; a
@@ -66,7 +75,7 @@ def open_columns(files: Files, paths: Sequence[str], wanted: Sequence[str]) -> l
     where = ", ".join(map(files.where, paths[:_MOST_NAMED]))
     if not arrays:
         raise _unusable(where, "at least one array", "none", "Write the file again, with numpy.savez.")
-    columns = {column.key: column for column in _paired(arrays, where)}
+    columns = {column.key: column for column in _paired(arrays, any_size, where)}
     chosen = selected(columns, wanted, "an array", where, "Mend `keys`.")
     for column in chosen:
         _refuse_unusable(column, where)
@@ -142,19 +151,23 @@ def _start_of(file: Path, member: zipfile.ZipInfo) -> int:
     return member.header_offset + _NAME_AT + int(np.frombuffer(header, "<u2", 2, _NAME_SIZE_AT).sum())
 
 
-def _paired(arrays: Mapping[str, NDArray[Any]], where: str) -> list[ArrayColumn]:
-    """Return the columns that these arrays make, ragged ones of values and offsets.
+def _paired(arrays: Mapping[str, NDArray[Any]], any_size: Sequence[str], where: str) -> list[ArrayColumn]:
+    """Return the columns that these arrays make, ragged ones of values and offsets, of any size with shapes.
 
-    Raise a DataError for a single number, which has no rows.
+    Raise a DataError for a single number, which has no rows, or if a key of any size lacks one of the three arrays.
     """
     columns = []
+    shapes = {key: _shapes_of(arrays, key, where) for key in any_size}
     for name, array in arrays.items():
         stem = name.removesuffix("values")
         offsets = arrays.get(f"{stem}offsets") if name.endswith("values") else None
         if offsets is not None:
             # An array that is called just `values` has no name in front of that: it is its own key.
-            columns.append(ArrayColumn(key=stem.rstrip("_") or name, values=array, offsets=offsets))
-        elif not (name.endswith("offsets") and f"{name.removesuffix('offsets')}values" in arrays):
+            key = stem.rstrip("_") or name
+            columns.append(ArrayColumn(key=key, values=array, offsets=offsets, shapes=shapes.get(key)))
+        elif not any(array is other for other in shapes.values()) and not (
+            name.endswith("offsets") and f"{name.removesuffix('offsets')}values" in arrays
+        ):
             columns.append(ArrayColumn(key=name, values=array))
     for column in columns:
         if not column.values.ndim:
@@ -162,8 +175,25 @@ def _paired(arrays: Mapping[str, NDArray[Any]], where: str) -> list[ArrayColumn]
     return columns
 
 
+def _shapes_of(arrays: Mapping[str, NDArray[Any]], key: str, where: str) -> NDArray[Any]:
+    """Return the rows and columns of each sample of a key of any size; raise a DataError if an array for it lacks."""
+    # An array that is called just `values` has no name in front, and so have the two beside it.
+    stem = "" if key == "values" else f"{key}_"
+    needed = [f"{stem}{name}" for name in ("values", "offsets", "shapes")]
+    lacking = [name for name in needed if name not in arrays]
+    if lacking:
+        raise _unusable(
+            where,
+            f'arrays {", ".join(needed)} of "{key}", as any_size says',
+            f"no {lacking[0]}",
+            "Write the cells of all samples, where those of each begin, and the rows and columns of each; or mend "
+            "any_size.",
+        )
+    return arrays[needed[-1]]
+
+
 def _refuse_unusable(column: ArrayColumn, where: str) -> None:
-    """Raise a DataError if a column's dtype is not supported, or its offsets do not fit its values."""
+    """Raise a DataError if a column's dtype is not supported, or its offsets or shapes do not fit its values."""
     if str(column.values.dtype) not in DTYPES:
         expected = f'"{column.key}" of a dtype of {", ".join(sorted(DTYPES))}'
         raise _unusable(where, expected, str(column.values.dtype), "Convert it by astype, or leave it out by `keys`.")
@@ -173,6 +203,10 @@ def _refuse_unusable(column: ArrayColumn, where: str) -> None:
     if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not len(offsets):
         expected = f'offsets of "{column.key}": whole numbers in one axis, one more than there are samples'
         raise _unusable(where, expected, f"{offsets.dtype} {list(offsets.shape)}")
+    shapes = column.shapes
+    if shapes is not None and (shapes.shape != (column.samples, 2) or shapes.dtype.kind not in "iu"):
+        expected = f'shapes of "{column.key}": rows and columns of each of {column.samples} samples'
+        raise _unusable(where, expected, f"{shapes.dtype} {list(shapes.shape)}")
     # Only both ends: that offsets never fall is checked where lengths are measured, which reads all of them.
     if (int(offsets[0]), int(offsets[-1])) != (0, len(column.values)):
         expected = f'offsets of "{column.key}" from 0 to its {len(column.values)} values'

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.batch_columns import write_padded
+from loader_server.sources.batch_columns import write_padded, write_rectangles
 from shared.errors import DataError
 from shared.logs import Log
 
@@ -162,6 +162,12 @@ class RowGroups:
                 continue
             values = self._views[key]
             starts, lengths = self._places(kind, groups, within)
+            if kind.cells:
+                assert lengths is not None
+                steps = self._offsets[self._steps_at(kind, groups) + within]
+                out[f"{key}_length"][:], out[f"{key}_width"][:] = steps, (widths := lengths // np.maximum(steps, 1))
+                write_rectangles(values, starts, np.stack([steps, widths], axis=1), out[key])
+                continue
             if lengths is None and f"{key}_length" in out:  # its first axis counts as padded
                 starts, lengths, values = starts * kind.inner[0], np.full(len(rows), kind.inner[0]), values.reshape(-1)
             if lengths is None:
@@ -180,6 +186,10 @@ class RowGroups:
         at = self._offsets_at[kind.key][groups] + within
         starts = self._offsets[at]
         return base + starts, self._offsets[at + 1] - starts
+
+    def _steps_at(self, kind: ColumnKind, groups: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where the numbers of lists of a group's rows begin, of a kind that has some: behind its offsets."""
+        return self._offsets_at[kind.key][groups] + self._firsts[groups + 1] - self._firsts[groups] + 1
 
     def values(self, row: int) -> list[bytes]:
         """Return the bytes of all columns of one row, decoding its group if it is not in memory.
@@ -225,8 +235,9 @@ class RowGroups:
             at = stop * kind.row_bytes
             if column.offsets is not None:
                 at = self._offsets_at[kind.key][group] = -(-at // 8)
-                self._offsets[at : at + len(column.offsets)] = column.offsets
-                at = (at + len(column.offsets)) * 8
+                numbers = column.offsets if column.steps is None else np.append(column.offsets, column.steps)
+                self._offsets[at : at + len(numbers)] = numbers
+                at = (at + len(numbers)) * 8
         self._here[group] = True
 
     def _make_room(self, group: int, columns: Sequence[ColumnValues]) -> int:
@@ -236,7 +247,7 @@ class RowGroups:
         """
         # Each array may begin later than the one before ends, aligned to its rows: hence a row more for each.
         nbytes = sum(
-            column.values.nbytes + kind.row_bytes + (0 if column.offsets is None else column.offsets.nbytes + 8)
+            column.values.nbytes + kind.row_bytes + _bytes_beside(column)
             for kind, column in zip(self._kinds, columns, strict=True)
         )
         if nbytes > len(self._memory):
@@ -278,6 +289,13 @@ class RowGroups:
                     cache_bytes=len(self._memory),
                     decoded=self.decoded,
                 )
+
+
+def _bytes_beside(column: ColumnValues) -> int:
+    """Return the bytes that offsets and numbers of lists take, with room to be aligned; 0 without offsets."""
+    if column.offsets is None:
+        return 0
+    return column.offsets.nbytes + 8 + (0 if column.steps is None else column.steps.nbytes)
 
 
 def _viewed(memory: NDArray[np.uint8], dtype: str, inner: tuple[int, ...]) -> NDArray[Any]:

@@ -9,7 +9,7 @@ damaged is a DataError when it is opened, a ReadError when it is read.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -35,6 +35,22 @@ _DEFLATE = 1
 _UNKNOWN, _OTHER = -1, -2
 
 
+class ChosenDatasets(Protocol):
+    """Which datasets of a file are read: the group, the keys (none: all), and those of any size."""
+
+    @property
+    def group(self) -> str:
+        """Return the group that they are in."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Return the keys to read; empty for all."""
+
+    @property
+    def any_size(self) -> Sequence[str]:
+        """Return the keys whose values differ along two axes."""
+
+
 class Hdf5File:
     """One open file; close it after use.
 
@@ -43,7 +59,7 @@ class Hdf5File:
     remote file cannot be fetched; other errors of `Files.facts` and `Files.local` pass, such as a MachineError.
     """
 
-    def __init__(self, files: Files, path: str, group: str, keys: Sequence[str], places: PartPlaces) -> None:
+    def __init__(self, files: Files, path: str, settings: ChosenDatasets, places: PartPlaces) -> None:
         files.facts(path)
         h5py = library("h5py", extra="hdf5", use="which reads HDF5", where=files.where(path))
         self.path = path
@@ -57,7 +73,7 @@ class Hdf5File:
         except OSError as error:
             raise self._damaged(str(error)) from None
         try:
-            self.layout = layout_of_file(self.file, group, keys, self.where)
+            self.layout = layout_of_file(self.file, settings.group, settings.keys, self.where, settings.any_size)
             self._datasets = {column.key: self.file[column.dataset] for column in self.layout.columns}
             for column in self.layout.columns:
                 if (dataset := self._datasets[column.key]).is_virtual:

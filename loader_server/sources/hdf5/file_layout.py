@@ -1,14 +1,15 @@
 """Layout of an HDF5 file: which keys samples have, and where each sample's values are.
 
 Rules: in a group a dataset `<key>` has a sample a row, and `<key>_values` with `<key>_offsets` (or just `values` with
-`offsets`) is a ragged one, as in NumPy files. A file with `inputs` or `targets` and `seqLengths` is RETURNN's: `inputs`
-is called `data`, targets by their names, and `seqTags` name the sequences. Datasets that do not fit together are a
-DataError, and so are those whose values lie in other files, except virtual datasets.
+`offsets`) is a ragged one, as in NumPy files, and so is one of a variable-length type. Of a key of any size these are
+the cells of a table, whose rows and columns `<key>_shapes` has. A file with `inputs` or `targets` and `seqLengths` is
+RETURNN's: `inputs` is called `data`, targets by their names, and `seqTags` name the sequences. Datasets that do not fit
+together are a DataError, and so are those whose values lie in other files, except virtual datasets.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +38,8 @@ class Hdf5Column:
     """One key: its dataset, dtype ("text" for strings), the shape of a value, and whether samples have several.
 
     A `ragged` sample has as many values as offsets or lengths say, or as its row holds itself (`nested`, of a
-    variable-length type).
+    variable-length type). Of a key of any size the values are cells, and `shapes` is the dataset with the rows and
+    columns of each sample.
     """
 
     key: str
@@ -46,6 +48,12 @@ class Hdf5Column:
     inner: tuple[int, ...]
     ragged: bool
     nested: bool
+    shapes: str = ""
+
+    @property
+    def axes(self) -> tuple[int | None, ...]:
+        """Return the further axes of a sample's value, None for columns that differ."""
+        return (None, *self.inner) if self.shapes else self.inner
 
     @property
     def is_text(self) -> bool:
@@ -92,17 +100,19 @@ class Hdf5Layout:
         return np.concatenate([before, before + np.cumsum(lengths, axis=0)])
 
 
-def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: str) -> Hdf5Layout:
+def layout_of_file(
+    file: h5py.File, group: str, wanted: Sequence[str], where: str, any_size: Sequence[str] = ()
+) -> Hdf5Layout:
     """Return the layout of an open file, with the wanted keys, or all if none is named.
 
-    Raise a DataError if a key is missing, if there are none, if datasets do not fit together or have unusable types, or
-    if values lie in other files; a SettingsError if h5py is missing. Errors of h5py pass, such as an OSError if the
-    file is damaged.
+    Those of `any_size` have shapes. Raise a DataError if a key is missing, if there are none, if datasets do not fit
+    together or have unusable types, or if values lie in other files; a SettingsError if h5py is missing. Errors of h5py
+    pass, such as an OSError if the file is damaged.
     """
     refuse_link_outside(file, _LENGTHS, where)
     returnn = _LENGTHS in file
     listed = _returnn(file, where) if returnn else _rows(file, group, wanted, where)
-    columns = {column.key: column for column in listed}
+    columns = _with_shapes({column.key: column for column in listed}, any_size, where)
     chosen = selected(columns, wanted, "a dataset", where, "Mend `keys` or `group`.")
     if not chosen:
         raise _unusable(where, "datasets of samples", _quoted(file), "Name the group that they are in by `group`.")
@@ -115,6 +125,27 @@ def layout_of_file(file: h5py.File, group: str, wanted: Sequence[str], where: st
     layout = Hdf5Layout(tuple(chosen), samples, tags, returnn)
     _refuse_misfit(file, layout, where)
     return layout
+
+
+def _with_shapes(columns: Mapping[str, Hdf5Column], any_size: Sequence[str], where: str) -> dict[str, Hdf5Column]:
+    """Return the columns, those of any size with the dataset of their shapes, which is no column then.
+
+    Raise a DataError if a key of any size is not ragged, or has no dataset of shapes.
+    """
+    made = dict(columns)
+    for key in any_size:
+        # A dataset that is called just `values` has no name in front, and so has the one beside it.
+        name = "shapes" if key == "values" else f"{key}_shapes"
+        column, shapes = made.get(key), made.pop(name, None)
+        if column is None or not column.ragged or column.is_text or shapes is None or shapes.inner != (2,):
+            raise _unusable(
+                where,
+                f'"{key}" as ragged cells, with "{name}" of rows and columns a sample, as any_size says',
+                f'no "{key}"' if column is None else f'"{key}" of one shape' if not column.ragged else f'no "{name}"',
+                f"Write {key}_values, {key}_offsets and {name}, or mend any_size.",
+            )
+        made[key] = replace(column, shapes=shapes.dataset)
+    return made
 
 
 def _refuse_outside(file: h5py.File, columns: Sequence[Hdf5Column], beside: Iterable[str], where: str) -> None:
@@ -147,6 +178,8 @@ def _datasets_beside(columns: Sequence[Hdf5Column], tags: str, *, returnn: bool)
     for column in columns:
         if column.ragged and not column.nested and not returnn:
             yield _offsets_of(column.dataset)
+        if column.shapes:
+            yield column.shapes
     yield from (_LENGTHS,) if returnn else ()
     yield from (tags,) if tags else ()
 
@@ -240,6 +273,7 @@ def _common_samples(file: h5py.File, columns: Sequence[Hdf5Column], where: str) 
     Errors of h5py pass, such as an OSError if the file is damaged.
     """
     counts = {column.key: _count(file, column, where) for column in columns}
+    counts |= {column.shapes: len(file[column.shapes]) for column in columns if column.shapes}
     first, *others = counts.items()
     for key, count in others:
         if count != first[1]:

@@ -6,6 +6,7 @@ files of a stream have the same keys. Where no key is ragged, the first axis of 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.batch_columns import array_of, fields_of_rows, joined_parts, parted
+from loader_server.sources.any_size import any_size_keys
+from loader_server.sources.batch_columns import array_of, fields_of_rows, joined_parts, parted, shown_axes
 from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.same_files import FilesInUse, noted_origin, refuse_other_files
 from loader_server.sources.hdf5.file import Hdf5File
@@ -41,6 +43,7 @@ class Hdf5Settings:
 
     paths: tuple[str, ...] = setting(texts, "HDF5 files, or folders of .h5, .hdf5 and .hdf, relative to the job file")
     keys: tuple[str, ...] = setting(texts, "the keys that are taken; all, if left out", default=())
+    any_size: tuple[str, ...] = any_size_keys()
     group: str = setting(text, "the group that the datasets are in; RETURNN's layout has its own", default="/")
 
 
@@ -88,7 +91,7 @@ class Hdf5Source(Source):
                 paths = self._found_paths()
                 places = self._places_of_parts(paths)
                 for path in paths:
-                    self._open.append(Hdf5File(self.files, path, self.settings.group, self.settings.keys, places))
+                    self._open.append(Hdf5File(self.files, path, self.settings, places))
                     _refuse_other_keys(self._open[0], self._open[-1])
                 self._refuse_unknown_parts()
             return self._open
@@ -143,7 +146,7 @@ class Hdf5Source(Source):
         does not know, or a MachineError.
         """
         return fields_of_rows(
-            (column.key, column.dtype, column.inner, column.ragged) for column in self._columns if not column.is_text
+            (column.key, column.dtype, column.axes, column.ragged) for column in self._columns if not column.is_text
         )
 
     # --- while an index is made ---
@@ -169,7 +172,7 @@ class Hdf5Source(Source):
             pieces=self._pieces,
             origin=noted_origin(self.files, self._all_paths()),
             about={
-                "columns": [[column.key, column.dtype, list(column.inner)] for column in self._columns],
+                "columns": [[column.key, column.dtype, list(column.axes)] for column in self._columns],
                 "tags": all(file.layout.tags for file in self._files),
             },
         )
@@ -188,9 +191,9 @@ class Hdf5Source(Source):
     def probe(self, piece: Hdf5Piece) -> Found:
         """Return where the values of these rows begin, their lengths, and the bad rows.
 
-        Only strings, variable-length rows and tags are read; the survey's pieces have the rest. A string that is not
-        UTF-8 makes a bad row. Raise an OSError or a KeyError if rows cannot be read, or what opening the files raises,
-        such as a DataError.
+        Only strings, variable-length rows, shapes and tags are read; the survey's pieces have the rest. A string that
+        is not UTF-8 makes a bad row, and so do rows and columns of other cells. Raise an OSError or a KeyError if rows
+        cannot be read, or what opening the files raises, such as a DataError.
         """
         file, count = self._files[piece.file], len(piece.ends) - 1
         numbers: dict[str, NDArray[np.int64]] = {"row": np.arange(piece.row, piece.row + count)}
@@ -209,6 +212,14 @@ class Hdf5Source(Source):
                     bad[piece.start + place] = BadRow(file.where, piece.row + place, "not_utf8", detail)
             elif column.key in padded and not column.ragged:
                 numbers[f"length_{column.key}"] = np.full(count, column.inner[0])
+            if column.shapes:
+                shapes = file.rows(column.shapes, piece.row, piece.row + count).astype(np.int64)
+                cells = numbers[f"length_{column.key}"]
+                for place in np.flatnonzero((shapes < 0).any(axis=1) | (shapes.prod(axis=1) != cells)).tolist():
+                    got = " x ".join(map(str, shapes[place]))
+                    detail = f'expected {cells[place]} cells of "{column.key}" in rows and columns, got {got}'
+                    bad[piece.start + place] = BadRow(file.where, piece.row + place, "other_shape", detail)
+                numbers |= {f"length_{column.key}": shapes[:, 0], f"length_{column.key}_width": shapes[:, 1]}
         return self._found(piece, numbers, bad)
 
     def _found(self, piece: Hdf5Piece, numbers: dict[str, NDArray[np.int64]], bad: dict[int, BadRow]) -> Found:
@@ -279,9 +290,14 @@ class Hdf5Source(Source):
         for column in self._columns:
             begins = numbers.get(f"begin_{column.key}")
             begin = int(numbers["row"][sample] if begins is None else begins[sample])
-            count = 1 if begins is None else int(numbers[f"length_{column.key}"][sample])
+            count = 1 if begins is None else math.prod(self._lengths_of(column, sample))
             parts.append(file.values(column, begin, begin + count))
         return joined_parts(parts)
+
+    def _lengths_of(self, column: Hdf5Column, sample: int) -> tuple[int, ...]:
+        """Return a ragged sample's length, and its width if the column has shapes."""
+        names = (f"length_{column.key}", f"length_{column.key}_width")[: 2 if column.shapes else 1]
+        return tuple(int(self.indexed.numbers[name][sample]) for name in names)
 
     def decode(self, sample: int, raw: bytes) -> dict[str, Any]:
         """Return a new array for each key of numbers, and each string as text.
@@ -294,6 +310,8 @@ class Hdf5Source(Source):
         return {
             column.key: bytes(part).decode()
             if column.is_text
+            else array_of(part, column.dtype, (*self._lengths_of(column, sample), *column.inner), ragged=False)
+            if column.shapes
             else array_of(part, column.dtype, column.inner, ragged=column.ragged)
             for column, part in zip(columns, parted(raw, len(columns)), strict=True)
         }
@@ -367,9 +385,9 @@ def _refuse_other_keys(first: Hdf5File, other: Hdf5File) -> None:
 
 def _kind(column: Hdf5Column) -> tuple[object, ...]:
     """Return what has to be equal in the columns of all files."""
-    return column.key, column.dtype, column.inner, column.ragged, column.nested
+    return column.key, column.dtype, column.axes, column.ragged, column.nested
 
 
 def _shown(file: Hdf5File) -> str:
     """Return a file's keys as messages show them."""
-    return ", ".join(f'"{column.key}" as {column.dtype} {list(column.inner)}' for column in file.layout.columns)
+    return ", ".join(f'"{column.key}" as {column.dtype} [{shown_axes(column.axes)}]' for column in file.layout.columns)

@@ -1,7 +1,8 @@
 """What a cell of a manifest becomes: an array, an image or a recording in the file that it names, a number, or a text.
 
 Rules: files are decoded by the code that decodes them for every source. The first usable file of a column decides the
-dtype and inner shape of its arrays, or the shape of its images, and files of another are bad rows.
+dtype and inner shape of its arrays, or the shape of its images, and files of another are bad rows; of columns of any
+size rows and columns may differ.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.any_size import AnySize, has_any_size
 from loader_server.sources.array_files import UNREADABLE, array_of_file, form_of_npy
+from loader_server.sources.batch_columns import shown_axes
 from loader_server.sources.image_files import Images, image_versions, refuse_other_pixels
 from loader_server.sources.sample_limits import refuse_larger
 from shared.errors import SampleError
@@ -35,13 +38,18 @@ class CellForm:
     """What the cells of a column become.
 
     `dtype` and `shape` (without the first axis) are those of arrays, whose `shape` is None without axes; images have a
-    `shape` of rows, columns and channels.
+    `shape` of rows, columns and channels. Axes of it that differ from file to file are None.
     """
 
     key: str
     kind: str
     dtype: str = ""
-    shape: tuple[int, ...] | None = None
+    shape: tuple[int | None, ...] | None = None
+
+    @property
+    def is_wide(self) -> bool:
+        """Return whether its arrays or images differ along their first two axes."""
+        return self.shape is not None and self.shape[:1] == (None,)
 
     @property
     def is_file(self) -> bool:
@@ -54,17 +62,17 @@ class CellForm:
         if self.kind == "audio":
             return self.key, f"{self.key}_rate"
         padded = self.kind in ("text", "image") or (self.kind == "array" and self.shape is not None)
-        return (self.key,) if padded else ()
+        return (self.key, f"{self.key}_width")[: 1 + self.is_wide] if padded else ()
 
-    def column(self) -> tuple[str, str, tuple[int, ...], bool] | None:
-        """Return key, dtype, fixed axes, and whether the first axis varies, as `fields_of_rows` takes them.
+    def column(self) -> tuple[str, str, tuple[int | None, ...], bool] | None:
+        """Return key, dtype, further axes, and whether the first axis varies, as `fields_of_rows` takes them.
 
         Return None for texts, which have no field.
         """
         if self.kind == "audio":
             return self.key, "float32", (), True
         if self.kind == "image":
-            return self.key, "uint8", self.shape or (), False
+            return self.key, "uint8", (self.shape or ())[int(self.is_wide) :], self.is_wide
         if self.kind == "array":
             return self.key, self.dtype, self.shape or (), self.shape is not None
         return None if self.kind == "text" else (self.key, self.kind, (), False)
@@ -83,11 +91,13 @@ class CellForm:
 class Decoders:
     """Looks at cells and at the files that they name, and decodes them.
 
-    `colours` and `resize` say what becomes of images, and `of_job` the most bytes that a sample may have once decoded.
+    `colours` and `resize` say what becomes of images, `any_size` which images and arrays may differ along two axes, and
+    `of_job` the most bytes that a sample may have once decoded.
     """
 
-    def __init__(self, colours: str, resize: Sequence[int], of_job: OfJob) -> None:
+    def __init__(self, colours: str, resize: Sequence[int], of_job: OfJob, *, any_size: AnySize = False) -> None:
         self._how = colours, resize
+        self._any_size = any_size
         self._of_job = of_job
         self._made: Images | None = None
 
@@ -103,14 +113,19 @@ class Decoders:
 
         The head is the whole file, unless that is a large `.npy` file. Raise a SampleError if the file cannot be used.
         """
+        any_size = has_any_size(self._any_size, form.key, image=form.kind == "image")
         if form.kind == "image":
-            return replace(form, shape=self._images.shape_of(head, where))
+            pixels = self._images.shape_of(head, where)
+            return replace(form, shape=(None, None, pixels[2]) if any_size else pixels)
         if form.kind != "array":
             return form
         dtype, shape = self._array_form(head, size, where)
         if dtype not in DTYPES:
             raise _unusable(f"an array of a dtype of {', '.join(sorted(DTYPES))}", dtype, where)
-        return replace(form, dtype=dtype, shape=shape[1:] if shape else None)
+        if any_size and len(shape) < 2:
+            raise _unusable("an array of two axes or more, as any_size says", f"{dtype} {list(shape)}", where)
+        inner = (None, *shape[2:]) if any_size else shape[1:]
+        return replace(form, dtype=dtype, shape=inner if shape else None)
 
     def measure(self, form: CellForm, head: bytes, size: int, where: str) -> Sequence[int]:
         """Return the lengths of a file, in the order of `form.lengths`, by its beginning (see `form_of_file`).
@@ -123,11 +138,13 @@ class Decoders:
             return audio_lengths(head, where, self._of_job.largest_indexed)
         if form.kind == "image":
             pixels = self._images.shape_of(head, where)
-            refuse_other_pixels(pixels, form.shape or (), where)
+            if form.is_wide:
+                return pixels[:2]
+            refuse_other_pixels(pixels, _fixed(form), where)
             return pixels[:1]
         dtype, shape = self._array_form(head, size, where)
         _refuse_other_array(form, dtype, shape, where)
-        return shape[:1]
+        return shape[: len(form.lengths)]
 
     def _array_form(self, head: bytes, size: int, where: str) -> tuple[str, tuple[int, ...]]:
         """Return dtype and shape of an array's file; raise a SampleError if it is none, or too large."""
@@ -142,14 +159,17 @@ class Decoders:
         refuse_larger(dtype.itemsize * int(np.prod(shape, dtype=object)), self._of_job.largest_sample, where)
         return str(dtype), shape
 
-    def decode(self, form: CellForm, raw: bytes, length: int, where: str) -> dict[str, Any]:
+    def decode(self, form: CellForm, raw: bytes, length: int, where: str, picture_key: str = "") -> dict[str, Any]:
         """Return the values of a whole file by key: a recording of `length` frames has its rate beside it.
+
+        An image under `picture_key` is a Picture.
 
         Raise a SampleError if it cannot be decoded, or is another than the form and the length say. Other errors of
         `decoded_audio` pass, such as a SettingsError for MP3.
         """
         if form.kind == "image":
-            return {form.key: self._images.decode(raw, where, form.shape or ())}
+            picture = self._images.picture(raw, where, _fixed(form))
+            return {form.key: picture if form.key == picture_key else picture.array()}
         if form.kind == "audio":
             from loader_server.sources.audio.audio_files import recording_of  # needs soundfile
 
@@ -172,12 +192,27 @@ def number_of(text: str, form: CellForm, where: str) -> Any:
     return made
 
 
+def _fixed(form: CellForm) -> tuple[int, ...]:
+    """Return rows, columns and channels that all images of a column have; nothing if they differ in size."""
+    return () if form.is_wide else tuple(axis for axis in form.shape or () if axis is not None)
+
+
 def _refuse_other_array(form: CellForm, dtype: str, shape: tuple[int, ...], where: str) -> None:
     """Raise a SampleError if an array has another dtype or inner shape than the form says."""
-    if (dtype, shape[1:] if shape else None) != (form.dtype, form.shape):
-        axes = [] if form.shape is None else ["any", *form.shape]
-        expected = f"{form.dtype} [{', '.join(map(str, axes))}], as the first array is"
-        raise _unusable(expected, f"{dtype} {list(shape)}", where, "other_array")
+    inner: tuple[int | None, ...] | None = shape[1:] if shape else None
+    if form.is_wide and inner:
+        inner = (None, *inner[1:])
+    if (dtype, inner) != (form.dtype, form.shape):
+        axes = shown_axes(() if form.shape is None else (None, *form.shape))
+        raise SampleError(
+            reason="other_array",
+            expected=f"{form.dtype} [{axes}], as the first array is",
+            got=f"{dtype} {list(shape)}",
+            where=where,
+            remedy="Mend or remove the row"
+            + (f', or write any_size = ["{form.key}"]' if form.shape and not form.is_wide else "")
+            + ", then run loader-server index.",
+        )
 
 
 def versions_of_cells(forms: Iterable[CellForm]) -> Mapping[str, str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.any_size import any_size_setting, refuse_resized, refuse_unknown_keys
 from loader_server.sources.array_files import HEAD_OF_ARRAY
 from loader_server.sources.batch_columns import Columns as BatchColumns
 from loader_server.sources.batch_columns import fields_of_rows, joined_parts, parted
@@ -68,6 +69,7 @@ class FilesSettings:
         later=True,
     )
     resize: tuple[int, ...] = resize_setting()
+    any_size: bool | tuple[str, ...] = any_size_setting()
     colours: str = colours_setting()
 
 
@@ -179,8 +181,11 @@ class FilesSource(Source):
 
     @cached_property
     def _decoders(self) -> Decoders:
-        """Return what looks at files and decodes them."""
-        return Decoders(self.settings.colours, self.settings.resize, self.of_job)
+        """Return what looks at files and decodes them; raise a SettingsError if `any_size` does not fit the columns."""
+        settings, where, forms = self.settings, self.of_job.table, self._asked
+        refuse_unknown_keys(settings.any_size, [form.key for form in forms if form.kind in ("array", "image")], where)
+        refuse_resized(settings.any_size, settings.resize, [form.key for form in forms if form.kind == "image"], where)
+        return Decoders(settings.colours, settings.resize, self.of_job, any_size=settings.any_size)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -416,13 +421,17 @@ class FilesSource(Source):
         Raise an IndexError if there is no such sample. Other errors of decoding recordings pass, such as a
         SettingsError for MP3.
         """
+        return self.decode_picture(sample, raw, "")
+
+    def decode_picture(self, sample: int, raw: bytes, key: str) -> dict[str, Any]:
+        """Return what `decode` does, but a Picture under the key, if it holds an image; raise what `decode` raises."""
         self.checked(sample)
         values, parts = dict[str, Any](), iter(parted(raw, len(self._of_column)))
         for form, cells in zip(self._forms, self._cells, strict=True):
             cell = cells[sample]
             if form.is_file:
                 length = int(self.indexed.numbers[f"length_{form.key}"][sample]) if form.lengths else 0
-                values |= self._decoders.decode(form, bytes(next(parts)), length, cell)
+                values |= self._decoders.decode(form, bytes(next(parts)), length, cell, key)
             else:
                 values[form.key] = cell if form.kind == "text" else number_of(cell, form, self._line(sample))
         return values

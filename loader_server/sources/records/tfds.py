@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from loader_server.sources.any_size import any_size_keys
 from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.same_files import digest_of_number, signed_digest
 from loader_server.sources.map_style import ItemPiece, MapStyleSource
@@ -65,6 +66,7 @@ class TfdsSettings:
     )
     split: str = setting(text, "the split, or a part of it, such as train[:90%]")
     keys: tuple[str, ...] = setting(texts, "the features to read; left out: all of them", default=())
+    any_size: tuple[str, ...] = any_size_keys()
 
     @property
     def source(self) -> str:
@@ -127,7 +129,9 @@ class TfdsSource(MapStyleSource):
         # The first sample tells which axes there are, the fields which of them vary from sample to sample.
         forms = [replace(form, shape=shapes.get(form.key, ())) for form in _forms(self._first_sample())]
         # All or nothing: a record with one feature for the library has to be decoded by it anyway.
-        are_plain = bool(forms) and all((numbers[f"run_{form.key}"] != _UNLIKE).all() for form in forms)
+        # Values that differ along two axes are left to the library as well: a list of numbers does not tell its rows.
+        may_be_plain = bool(forms) and not any(None in form.shape[1:] for form in forms)
+        are_plain = may_be_plain and all((numbers[f"run_{form.key}"] != _UNLIKE).all() for form in forms)
         return {**about, "forms": {form.key: str(form) for form in forms} if are_plain else {}}
 
     def open(self, indexed: Indexed) -> None:

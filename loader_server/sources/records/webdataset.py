@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+from loader_server.sources.any_size import any_size_setting, refuse_unknown_keys
 from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.presence import look_at_some
 from loader_server.sources.files.same_files import digest_of_number, signed_digest
+from loader_server.sources.image_files import colours_setting, image_versions, resize_setting
 from loader_server.sources.records.file_records import FileRecordsSource, RecordPiece, found_rows
 from loader_server.sources.records.mapped_files import MappedFiles
-from loader_server.sources.records.member_formats import MemberForm, form_of_member
+from loader_server.sources.records.member_formats import MemberForm, MemberForms
 from loader_server.sources.records.tar_file import BLOCK, TarSample, refuse_no_tar, samples_of
 from loader_server.sources.remote.urls import is_url
 from loader_server.sources.source import BadRow, Found, Indexed, Inventory
@@ -52,6 +54,15 @@ class WebDatasetSettings:
         'the members to read, by suffix: ["flac", "txt"]; left out: those of the first samples',
         default=(),
     )
+    images: tuple[str, ...] = setting(
+        texts,
+        'the members that are decoded as images, by suffix: ["jpg", "png"]; left out: they stay bytes',
+        default=(),
+        later=True,
+    )
+    resize: tuple[int, ...] = resize_setting()
+    any_size: bool | tuple[str, ...] = any_size_setting()
+    colours: str = colours_setting()
 
 
 class WebDatasetSource(FileRecordsSource):
@@ -72,13 +83,29 @@ class WebDatasetSource(FileRecordsSource):
     _rates: Mapping[str, int] = {}
 
     @functools.cached_property
+    def _member_forms(self) -> MemberForms:
+        """Return what knows how members are decoded.
+
+        Raise a SettingsError without Pillow if there are images, or if these are both resized and of any size.
+        """
+        settings = self.settings
+        return MemberForms(
+            settings.images,
+            colours=settings.colours,
+            resize=settings.resize,
+            any_size=settings.any_size,
+            largest=self.of_job.largest_sample,
+            where=self.of_job.table,
+        )
+
+    @functools.cached_property
     def _forms(self) -> tuple[MemberForm, ...]:
         """Return the form of each member that is read, sorted by suffix: of the first usable sample that tells it.
 
         Only the first 64 usable samples of all shards are looked at. Raise a DataError if a file is no tar file, absent
         or named twice, if no member can be read at all, or one that the job file names cannot; raise a ReadError if a
-        shard cannot be fetched, and an OSError if it cannot be opened. SettingsError of `_paths` and MachineError of
-        `_first_samples` pass through.
+        shard cannot be fetched, an OSError if it cannot be opened, and a SettingsError if `any_size` names no array or
+        image. SettingsError of `_paths` and `_member_forms` and MachineError of `_first_samples` pass through.
         """
         # A list, so that every shard's beginning is looked at: a shard of another kind is refused before any sample is
         # indexed.
@@ -89,8 +116,10 @@ class WebDatasetSource(FileRecordsSource):
             for suffix in wanted & sample.members.keys() - forms.keys():
                 # Bytes that do not tell the form make a bad row later; the next sample may tell it.
                 with contextlib.suppress(SampleError):
-                    forms[suffix] = form_of_member(suffix, _bytes_of(data, sample, suffix))
+                    forms[suffix] = self._member_forms.form_of(suffix, _bytes_of(data, sample, suffix))
         self._refuse_lacking(forms)
+        axes = [form.key for form in forms.values() if form.shape]
+        refuse_unknown_keys(self.settings.any_size, axes, self.of_job.table)
         return tuple(forms[suffix] for suffix in sorted(forms))
 
     def _first_samples(self, path: str) -> Iterator[tuple[mmap.mmap | bytes, TarSample]]:
@@ -104,11 +133,13 @@ class WebDatasetSource(FileRecordsSource):
         return ((data, sample) for sample in samples_of(data) if not sample.reason)
 
     def _refuse_lacking(self, forms: Mapping[str, MemberForm]) -> None:
-        """Raise a DataError if no member can be read, or one that the job file names is missing.
+        """Raise a DataError if no member can be read, or one that the job file names is missing, in `images` too.
 
         Errors of `_first_fault` pass through.
         """
         lacking = [suffix for suffix in self.settings.members if suffix not in forms]
+        found = {part for suffix, form in forms.items() if form.images for part in (suffix, suffix.rpartition(".")[2])}
+        lacking += [suffix for suffix in self.settings.images if suffix not in found]
         if forms and not lacking:
             return
         raise DataError(
@@ -125,14 +156,14 @@ class WebDatasetSource(FileRecordsSource):
         """
         for path in self._paths:
             for sample in islice(samples_of(self._opened[path]), _FIRST_SAMPLES):
-                detail = sample.detail or _fault_of_members(self._opened[path], sample)
+                detail = sample.detail or _fault_of_members(self._member_forms, self._opened[path], sample)
                 if detail:
                     return f" ({self.files.where(path)}: {detail})"
         return ""
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of audio, numbers and arrays; texts, JSON and bytes have none.
+        """Return the fields of audio, numbers, arrays and images; texts, JSON and bytes have none.
 
         Before there is an index, errors of looking at the first samples (`_forms`) pass through, such as a DataError if
         a shard is no tar file or a member to read cannot be found.
@@ -171,7 +202,7 @@ class WebDatasetSource(FileRecordsSource):
             yield block[0].at, len(block)
 
     def probe(self, piece: RecordPiece) -> Found:
-        """Check the members of each sample by decoding them (audio by its header); unusable samples become bad rows.
+        """Check the members of each sample by decoding them (audio and images by headers); unusable ones are bad rows.
 
         A sample that lacks a member is unusable. Raise a ReadError if the shard's size has changed or it cannot be
         fetched, and an OSError if it cannot be opened. Other errors of `_look` and `MappedFiles` pass through.
@@ -242,7 +273,7 @@ class WebDatasetSource(FileRecordsSource):
         self._keys = indexed.strings["key"]
         # JSON has no tuples: `survey` wrote the shapes as lists.
         self._forms = tuple(
-            MemberForm(suffix, dtype, None if shape is None else tuple(shape))
+            self._member_forms.known(suffix, dtype, shape)
             for suffix, (dtype, shape) in indexed.about["members"].items()
         )
         self._rates = indexed.about["rates"]
@@ -282,12 +313,25 @@ class WebDatasetSource(FileRecordsSource):
         Raise it too for audio that is too large, other than plain WAV. Other errors of `MemberForm.decode`, such as a
         SettingsError for MP3, pass through.
         """
+        return self.decode_picture(sample, raw, "")
+
+    def decode_picture(self, sample: int, raw: bytes, key: str) -> dict[str, Any]:
+        """Return what `decode` does, but a Picture under the key, if it holds an image; raise what `decode` raises."""
         values, start = dict[str, Any](), 0
         for form, (_, size) in zip(self._forms, self._places, strict=True):
             stop = start + int(self._columns[size][sample])
-            values |= form.decode(raw[start:stop], self._keys[sample], self.of_job.largest_sample)
+            values |= form.decode(raw[start:stop], self._keys[sample], self.of_job.largest_sample, key)
             start = stop
         return values
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Return the versions of the libraries that decode images, by name; none if there are no images.
+
+        Raise importlib's PackageNotFoundError if Pillow was not installed as a package, or a SettingsError if it is
+        missing.
+        """
+        return image_versions() if self.settings.images else {}
 
     def name(self, sample: int) -> str:
         """Return the shard as the job file names it, and the sample's key.
@@ -304,14 +348,14 @@ class WebDatasetSource(FileRecordsSource):
         return f"{self.name(sample)}, headers {digest_of_number(int(self._columns['digest'][sample]))}"
 
 
-def _fault_of_members(data: mmap.mmap | bytes, sample: TarSample) -> str:
-    """Return what is wrong with the first array among the members that is none or has an unusable dtype, or "".
+def _fault_of_members(forms: MemberForms, data: mmap.mmap | bytes, sample: TarSample) -> str:
+    """Return what is wrong with the first array or image among the members that is none or cannot be used, or "".
 
-    Other members are not looked at; other errors of `form_of_member` pass.
+    Other members are not looked at; other errors of `MemberForms.form_of` pass.
     """
     try:
         for suffix in sample.members:
-            form_of_member(suffix, _bytes_of(data, sample, suffix))
+            forms.form_of(suffix, _bytes_of(data, sample, suffix))
     except SampleError as error:
         return f"{sample.key}.{suffix}: expected {error.expected}, got {error.got}"
     return ""

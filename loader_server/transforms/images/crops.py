@@ -34,6 +34,7 @@ class Crop:
 
     def __init__(self, settings: CropSettings) -> None:
         self.key, self.size = settings.key, settings.size
+        self.picture_key = settings.key
         self.outputs = Outputs(changes={settings.key: of_size(settings.size)})
 
     def may_refuse(self, lengths: Lengths) -> NDArray[np.bool_]:

@@ -1,7 +1,8 @@
 """The common part of transforms of images: what an image is, and resampling a part of one by Pillow.
 
 Rules: pure. An image is `[rows, columns, channels]` of uint8, with 1, 3 or 4 channels; whether all have one size, the
-field of its key says.
+field of its key says. The first transform of a stream gets images as Pictures, where the source has some; what a
+transform makes is an array.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from loader_server.sources.pictures import Picture
 from loader_server.transforms import SampleError, SettingsError, choice, setting, text
 from shared.extras import library
 from shared.settings.parsers import wholes
@@ -18,11 +18,12 @@ from shared.settings.parsers import wholes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from shared.wire.batch_layout import Field
 
-__all__ = ["Resampler", "cut", "filter_setting", "image_field", "key_setting", "of_size", "size_setting"]
+__all__ = ["Resampler", "cut", "cut_array", "filter_setting", "image_field", "key_setting", "of_size", "size_setting"]
 
 _CHANNELS = (1, 3, 4)
 _IMAGE_AXES = 3
@@ -66,8 +67,8 @@ def of_size(size: Sequence[int]) -> Callable[[Field], Field]:
     return change
 
 
-def cut(image: NDArray[Any], top: int, left: int, size: Sequence[int]) -> NDArray[Any]:
-    """Return a copy of the part of this size (rows and columns) that begins at `top` and `left`.
+def cut(image: NDArray[Any] | Picture, top: int, left: int, size: Sequence[int]) -> NDArray[Any] | Picture:
+    """Return the part of this size (rows and columns) that begins at `top` and `left`, of a Picture as a Picture.
 
     Raise a SampleError if the image is smaller.
     """
@@ -79,8 +80,15 @@ def cut(image: NDArray[Any], top: int, left: int, size: Sequence[int]) -> NDArra
             where="",
             remedy="Write resize_image before it, or leave small images out by a filter.",
         )
-    part: NDArray[Any] = image[top : top + size[0], left : left + size[1]].copy()
-    return part
+    if isinstance(image, Picture):
+        return image.part(top, left, size)
+    return image[top : top + size[0], left : left + size[1]]
+
+
+def cut_array(image: NDArray[Any] | Picture, top: int, left: int, size: Sequence[int]) -> NDArray[Any]:
+    """Return the part that `cut` returns as a new array; raise a SampleError if the image is smaller."""
+    part = cut(image, top, left, size)
+    return part.array() if isinstance(part, Picture) else part.copy()
 
 
 class Resampler:
@@ -90,14 +98,11 @@ class Resampler:
         self._image = library("PIL.Image", extra="images", use="which resizes images")
         self._filter = self._image.Resampling[name.upper()]
 
-    def __call__(
-        self, image: NDArray[np.uint8], size: Sequence[int], box: tuple[int, int, int, int] | None = None
-    ) -> NDArray[np.uint8]:
-        """Return the image, or the part of it in `box` (left, top, right, bottom), as one of this size.
+    def __call__(self, image: NDArray[np.uint8] | Picture, size: Sequence[int]) -> NDArray[np.uint8]:
+        """Return the image as a new array of this size (rows and columns).
 
         Errors of Pillow pass, such as a TypeError for an array that is no image.
         """
-        is_grey = image.shape[2] == 1
-        opened = self._image.fromarray(image[:, :, 0] if is_grey else image)
-        made = np.array(opened.resize((size[1], size[0]), self._filter, box), np.uint8)
-        return made[:, :, None] if is_grey else made
+        if not isinstance(image, Picture):
+            image = Picture(self._image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image))
+        return image.resized(size, self._filter).array()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from loader_server.transforms import transform
 from loader_server.transforms.declare import built_in
 from loader_server.transforms.images.crops import Crop, CropSettings
-from loader_server.transforms.images.pixels import cut
+from loader_server.transforms.images.pixels import cut_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,4 +27,4 @@ class RandomCropTransform(Crop):
         """Cut a part out, each place equally likely; raise a SampleError if the image is smaller."""
         image = sample[self.key]
         top, left = (int(rng.integers(0, max(image.shape[axis] - self.size[axis], 0) + 1)) for axis in (0, 1))
-        sample[self.key] = cut(image, top, left, self.size)
+        sample[self.key] = cut_array(image, top, left, self.size)

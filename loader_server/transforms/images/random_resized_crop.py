@@ -54,6 +54,7 @@ class RandomResizedCropTransform:
             _refuse_no_range(name, getattr(settings, name))
         self._settings = settings
         self._resample = Resampler(settings.filter)
+        self.picture_key = settings.key
         self.outputs = Outputs(changes={settings.key: of_size(settings.size)})
 
     def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> None:

@@ -59,6 +59,7 @@ class ResizeImageTransform:
             )
         self._settings = settings
         self._resample = Resampler(settings.filter)
+        self.picture_key = settings.key
         key = settings.key
         if settings.size:
             self.outputs = Outputs(changes={key: of_size(settings.size)})

@@ -106,10 +106,10 @@ class Bare:
         ({"packages": "soxr"}, r"expected packages that are a tuple of names, .*got 'soxr'"),
         ({"packages": (1,)}, r"expected packages that are a tuple of names, .*got \(1,\)"),
         (
-            {"measured": True, "outputs": {"audio": ("float32", None)}},
-            "expected either outputs or measured=True, got b",
+            {"measured": True, "outputs": {"audio": ("float32", None)}, "lengths": {"audio": len}},
+            "expected measured=True alone, or with outputs whose lengths are measured, got lengths",
         ),
-        ({"measured": True, "removes": ("audio",)}, "expected either outputs or measured=True, got both"),
+        ({"measured": True, "removes": ("audio",)}, "expected measured=True alone, .* got removes without outputs"),
     ],
 )
 def test_what_cannot_be_is_refused_where_it_is_declared(declared, message):

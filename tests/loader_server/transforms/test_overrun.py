@@ -64,3 +64,18 @@ def test_a_source_whose_samples_grew() -> None:
 def test_texts_count_in_characters() -> None:
     chain = Chain.make(("characters",), {}, "job", ())
     assert "The source gave 4" in blame_for_length(chain, {"text": "four"}, {"text": 3}, (1, 2, 3))
+
+
+def widened(sample: dict[str, Any], rng: np.random.Generator) -> None:
+    sample["image"] = np.pad(sample["image"], ((0, 0), (0, 2)))
+
+
+def test_a_second_axis_is_blamed_like_the_first() -> None:
+    raw = (Field(key="image", dtype="uint8", shape=(None, None)),)
+    indexed = {"image": 3, "image_width": 4}
+    chain = Chain.make((f"{HERE}:widened",), {}, "job", raw)
+    assert ":widened made fewer steps" in blame_for_length(
+        chain, {"image": np.zeros((3, 4), np.uint8)}, indexed, (1, 2, 3)
+    )
+    grown = blame_for_length(chain, {"image": np.zeros((3, 5), np.uint8)}, indexed, (1, 2, 3))
+    assert grown == 'The source gave 5 steps of "image_width" where the index says 4: run loader-server index.'

@@ -150,7 +150,11 @@ def test_columns_may_have_other_keys(tmp_path: Path) -> None:
         ({"mel": "pipe"}, "not_a_file", "expected a file, got something else"),
         ({"mel": "."}, "not_a_file", "expected a file, got something else"),
         ({"photo": "noise.npy"}, "undecodable", "expected JPEG, PNG or another image that Pillow reads"),
-        ({"photo": "large.png"}, "other_size", "Write resize = [4, 5] to have all images of one size."),
+        (
+            {"photo": "large.png"},
+            "other_size",
+            "Write resize = [4, 5] to have all images of one size, or any_size = true.",
+        ),
         ({"speech": "noise.npy"}, "undecodable", "expected WAV, FLAC, OGG or MP3"),
         ({"label": 1.5}, "wrong_type", 'expected int32, got "1.5"'),
         ({"label": 2**40}, "wrong_type", f'expected int32, got "{2**40}"'),
