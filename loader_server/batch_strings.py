@@ -42,11 +42,11 @@ class FoundStrings:
 
     #: By key, the UTF-8 of all samples' strings.
     by_key: Mapping[str, Ragged]
-    #: The place of each sample's string among all of the batch, ascending, and how many places there are.
-    places: NDArray[np.int64]
+    #: How many strings a batch has, and the place of each sample's among them, ascending; None: from the first on.
     count: int
+    places: NDArray[np.int64] | None
     #: The bytes of each key's tensor.
-    room: Mapping[str, int]
+    room: tuple[int, ...]
 
     def write(self, tensors: Mapping[str, NDArray[np.uint8]], masked: Collection[int]) -> None:
         """Write all bytes of the tensors; samples at the positions in `masked` get an empty string."""
@@ -55,7 +55,7 @@ class FoundStrings:
             sizes = kept.lengths
             if len(sizes) < self.count:
                 sizes = np.zeros(self.count, np.int64)
-                sizes[self.places] = kept.lengths
+                sizes[slice(len(kept.lengths)) if self.places is None else self.places] = kept.lengths
             write_strings(sizes, kept.values, tensors[key])
 
     def of(self, at: int) -> dict[str, str]:
@@ -147,17 +147,17 @@ class BatchStrings:
         """
         if not self._columns:
             return None
-        places, each = np.arange(len(samples)), 1
+        count, places = shape.rows, None
         if planned.rows is not None and len(samples):
             # Rows ascend, so `searchsorted` finds the first sample of each one's row.
-            order = places - np.searchsorted(planned.rows, planned.rows)
+            order = np.arange(len(samples)) - np.searchsorted(planned.rows, planned.rows)
             each = int(order.max()) + 1
-            places = planned.rows * each + order
-        count = shape.rows * each
-        by_key = {column.key: column.of(samples) for column in self._columns}
-        needed = {key: bytes_needed(count, len(strings.values)) for key, strings in by_key.items()}
-        room = {key: encoded_room(nbytes, shape.lengths[key]) for key, nbytes in needed.items()}
-        return FoundStrings(by_key, places, count, room)
+            count, places = count * each, planned.rows * each + order
+        by_key, room = {}, []
+        for column in self._columns:
+            strings = by_key[column.key] = column.of(samples)
+            room.append(encoded_room(bytes_needed(count, len(strings.values)), shape.lengths[column.key]))
+        return FoundStrings(by_key, count, places, tuple(room))
 
 
 def _kept_sizes(columns: Sequence[StringColumn], keeper: Keeper, index: str) -> dict[str, NDArray[np.int64]]:

@@ -45,20 +45,21 @@ class Layouts:
         strings = self._stream.strings.find(planned, samples, roomy.shape)
         if strings is None:
             return roomy
-        laid_out = self._laid_out(planned.shape, tuple(strings.room.items()))
-        return laid_out._replace(strings=strings)
+        shape, layout, gaps, _ = self._laid_out(planned.shape, strings.room)
+        return LaidOut(shape, layout, gaps, strings)
 
-    def _laid_out(self, planned: BucketShape, room: tuple[tuple[str, int], ...]) -> LaidOut:
+    def _laid_out(self, planned: BucketShape, room: tuple[int, ...]) -> LaidOut:
         """Return the layout of a planned shape, with this room for strings in place of the most that they may take."""
         # Without a lock: readers that come at the same time compute the same layout, and the last one is kept.
-        key = (id(planned), tuple(nbytes for _, nbytes in room))
+        key = (id(planned), room)
         known = self._known.get(key)
         if known is None or known[0] is not planned:
             if len(self._known) >= _LAYOUTS_KEPT:
                 self._known.clear()
             shape = self._stream.shape(planned)
             if room:
-                shape = replace(shape, lengths={**shape.lengths, **dict(room)})
+                keys = (field.key for field in self._stream.strings.fields)
+                shape = replace(shape, lengths={**shape.lengths, **dict(zip(keys, room, strict=True))})
             layout = layout_of(self._stream.fields, shape)
             known = self._known[key] = (planned, LaidOut(shape, layout, tuple(layout.gaps())))
         return known[1]

@@ -50,26 +50,29 @@ class StringColumn:
         self._columns = [column for _, column in members]
         #: The first sample of each source, and the number of all samples.
         self._starts = np.array([0, *accumulate(source.samples for source in self._sources)])
-        #: The size of all strings, if a single source has them and they are known to have one, such as ids.
-        self._size: int | None = None
+        #: The strings as rows of an array, if a single source has them and they are known to have one size, as ids do.
+        self._equal: NDArray[np.uint8] | None = None
 
     def note_longest(self, size: int) -> None:
         """Note the size of the longest string; if all have it, batches find theirs without looking at where each is."""
         (column, *others) = self._columns
-        if not others and len(column) * size == len(column.blob):
-            self._size = size
+        if not others and size and len(column) * size == len(column.blob):
+            self._equal = column.blob.reshape(-1, size)
 
     def of(self, samples: NDArray[np.int64]) -> Ragged:
         """Return the UTF-8 of these samples' strings; numbers have to be in range, which is not checked."""
+        if self._equal is not None:
+            found = self._equal[self._sources[0].indexed_samples(samples)]
+            return Ragged(found.reshape(-1), np.full(len(found), found.shape[1]))
         if len(self._columns) == 1:
-            return _gathered(self._columns[0], self._sources[0].indexed_samples(samples), self._size)
+            return _gathered(self._columns[0], self._sources[0].indexed_samples(samples))
         members = np.searchsorted(self._starts, samples, side="right") - 1
         strings: list[Ragged] = []
         places: list[NDArray[np.int64]] = []
         for member, (column, source) in enumerate(zip(self._columns, self._sources, strict=True)):
             places.append(np.flatnonzero(members == member))
             own = samples[places[-1]] - self._starts[member]
-            strings.append(_gathered(column, source.indexed_samples(own), None))
+            strings.append(_gathered(column, source.indexed_samples(own)))
         return cast("Ragged", interleaved(strings, places))
 
     def longest_sizes(self) -> NDArray[np.int64]:
@@ -82,10 +85,8 @@ class StringColumn:
         return longest
 
 
-def _gathered(column: Strings, rows: NDArray[np.int64], size: int | None) -> Ragged:
-    """Return the UTF-8 of a column's strings at these rows; `size` is the size of all strings if they have one."""
-    if size:
-        return Ragged(column.blob.reshape(-1, size)[rows].reshape(-1), np.full(len(rows), size))
+def _gathered(column: Strings, rows: NDArray[np.int64]) -> Ragged:
+    """Return the UTF-8 of a column's strings at these rows."""
     starts = column.starts[rows]
     sizes = column.starts[rows + 1] - starts
     ends = np.cumsum(sizes)
