@@ -118,3 +118,14 @@ def test_tensorflow_has_them_as_tensors_of_strings(
                 found.append(identity)
     assert sorted(found) == table["id"]
     assert len(found) == SAMPLES
+
+
+def test_warming_up_has_empty_strings(served: tuple[Loaders, Path, dict[str, list[Any]]]) -> None:
+    loaders, _, _ = served
+    for stream, shape in (("train", 1), ("packed", 2)):
+        seen = list[Any]()
+        with trainer_client.connect(loaders.endpoint, stream=stream) as feed:
+            feed.warm_up(seen.append, map=lambda batch: (batch["id"], batch["tag"]))
+        assert {ids.dtype.name for ids, _ in seen} == {"string"}
+        assert {len(ids.shape) for ids, _ in seen} == {shape}
+        assert not any(identity for ids, _ in seen for identity in ids.numpy().ravel())
