@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.batch_keys import marks_of_packed, refuse_wrong_keys
-from loader_server.batch_strings import BatchStrings
+from loader_server.batches.batch_keys import marks_of_packed, refuse_wrong_keys
+from loader_server.batches.batch_strings import BatchStrings
 from loader_server.index.folder import open_index
 from loader_server.index.joined import OpenedSource, SourceSet
 from loader_server.index.string_columns import column_of_strings

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from loader_server.batch_keys import refuse_wrong_keys
+from loader_server.batches.batch_keys import refuse_wrong_keys
 from loader_server.commands.data_notes import facts_of, lines_of, low_rates_of
 from loader_server.commands.progress import progress_bar, warn_if_slow
 from loader_server.index.column_files import first_bad_rows

@@ -68,7 +68,7 @@ def batches_of(path: Path) -> Iterator[ShownBatch]:
         'budget = "200 steps"\npad_to = "batch"',
         'budget = "200 steps"\nshapes = "none"',
         "rows = 7",
-        'budget = "200 steps"\nwindow = 64\ntransforms = ["tests.loader_server.test_batch_strings:doubled"]',
+        'budget = "200 steps"\nwindow = 64\ntransforms = ["tests.loader_server.batches.test_batch_strings:doubled"]',
     ],
 )
 def test_each_row_has_the_strings_of_its_sample(tmp_path: Path, stream: str) -> None:

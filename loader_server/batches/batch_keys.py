@@ -1,4 +1,4 @@
-"""The keys of a stream's batches: which names and axes they may have, and the marks of packed rows. Pure."""
+"""The keys of a stream's batches: which names and axes they may have, and the marks of packed rows."""
 
 from __future__ import annotations
 
