@@ -13,7 +13,7 @@ from loader_server.cli import main
 from loader_server.commands.index import index_streams
 from loader_server.commands.plan_report import shown_lengths
 from loader_server.commands.showing.batch_picture import draw
-from loader_server.commands.showing.shown_batch import BatchNumber, build_batch
+from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatches
 from loader_server.job_file import JobFile
 from loader_server.stream import Stream
 from tests.support.shards import npy, write_shard
@@ -66,7 +66,7 @@ def test_a_picture_hatches_what_lies_beside_and_above_an_array(job: Path, tmp_pa
         return int((np.abs(np.asarray(Image.open(path).convert("RGB"), int) - 237) < 3).all(axis=-1).sum())
 
     stream = Stream(JobFile(job), "train")
-    batch = build_batch(stream, BatchNumber(epoch=0, number=0, group=1), {})
+    batch = ShownBatches(stream, ()).build(BatchNumber(epoch=0, number=0, group=1))
     assert draw(batch, tmp_path / "own.png") == []
     arrays: dict[str, Any] = batch.arrays
     arrays["scores_width"][:], arrays["scores_length"][:] = 0, 0
