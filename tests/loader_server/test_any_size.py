@@ -233,9 +233,11 @@ def test_a_key_that_has_no_two_axes_is_refused_with_those_that_have(tmp_path: Pa
 def test_images_are_either_resized_or_of_any_size(tmp_path: Path, name: str) -> None:
     write, make = SOURCES[name]
     source = write(tmp_path, make())
-    both = job_of(tmp_path, f"{source}\nresize = [8, 6]", "rows = 3")
-    with pytest.raises(SettingsError, match="either resize or any_size = true, got both"):
-        index_streams(JobFile(both), ["train"])
+    for any_size in ("true", '["value"]'):
+        asked = source.replace("any_size = true", f"any_size = {any_size}")
+        both = job_of(tmp_path, f"{asked}\nresize = [8, 6]", "rows = 3")
+        with pytest.raises(SettingsError, match="either resize or any_size = true, got both"):
+            index_streams(JobFile(both), ["train"])
     resized = job_of(tmp_path, source.replace("any_size = true", "resize = [8, 6]"), "rows = 4")
     (shape,) = {arrays["value"].shape for arrays in batches_of(resized)}
     assert shape == (4, 8, 6, 3)

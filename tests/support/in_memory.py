@@ -132,6 +132,7 @@ class MemoryStream:
     masks_not_finite = False
     padding: Mapping[str, np.generic] = MappingProxyType({})
     values = Stream.values
+    raw_values = Stream.raw_values
 
     def __init__(
         self, source: MemorySource | None = None, transforms: tuple[str, ...] = (), *, packed: bool = False

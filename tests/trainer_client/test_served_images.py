@@ -35,7 +35,17 @@ shapes = 2
 sub_buckets = { value_width = 2 }
 padding = { value = -1 }
 """
-#: The streams of the job, with the key of each that differs along two axes.
+RESIZED = """[streams.resized]
+source = "parquet"
+paths = ["a.parquet"]
+any_size = true
+transforms = ["resize_image", "random_flip"]
+rows = 8
+
+[streams.resized.resize_image]
+size = [9, 11]
+"""
+#: Two streams of the job, with the key of each that differs along two axes.
 STREAMS = {"train": "image", "scores": "value"}
 
 
@@ -46,7 +56,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Loaders, 
     path = job_of(folder, JOB)
     path.write_text(
         path.read_text().replace('name = "x"', 'name = "x"\nfeature_cache_bytes = "1 GiB"')
-        + f"[streams.scores]\n{of_parquet(folder, scores())}\n{SCORES}"
+        + f"[streams.scores]\n{of_parquet(folder, scores())}\n{SCORES}{RESIZED}"
     )
     with running(path, workers=1) as loaders:
         yield loaders, path, images
@@ -67,6 +77,18 @@ def test_each_epoch_has_each_image_once_and_whole(served: tuple[Loaders, Path, l
     for batches in epochs.values():
         require_whole(batches, images, fill=9)
         assert len({arrays["image"].shape for arrays in batches}) <= 4
+
+
+def test_what_the_feature_cache_keeps_of_a_first_transform_is_an_array(
+    served: tuple[Loaders, Path, list[np.ndarray]],
+) -> None:
+    loaders, path, images = served
+    opened = loader_server.open(path).stream("resized")
+    with trainer_client.connect(loaders.endpoint, stream="resized", epochs=2) as feed:
+        batches = [(batch.epoch, batch.number, np.array(batch["image"])) for _ in range(2) for batch in feed]
+    assert len(batches) == 2 * opened.batches() == 2 * -(-len(images) // 8)
+    for epoch, number, image in batches:
+        assert np.array_equal(image, opened.batch(number, epoch=epoch)["image"])
 
 
 def test_tensorflow_sees_both_axes_as_unknown(served: tuple[Loaders, Path, list[np.ndarray]]) -> None:

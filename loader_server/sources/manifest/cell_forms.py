@@ -140,7 +140,7 @@ class Decoders:
             pixels = self._images.shape_of(head, where)
             if form.is_wide:
                 return pixels[:2]
-            refuse_other_pixels(pixels, _fixed(form), where)
+            refuse_other_pixels(pixels, _fixed_pixels(form), where)
             return pixels[:1]
         dtype, shape = self._array_form(head, size, where)
         _refuse_other_array(form, dtype, shape, where)
@@ -168,7 +168,7 @@ class Decoders:
         `decoded_audio` pass, such as a SettingsError for MP3.
         """
         if form.kind == "image":
-            picture = self._images.picture(raw, where, _fixed(form))
+            picture = self._images.picture(raw, where, _fixed_pixels(form))
             return {form.key: picture if form.key == picture_key else picture.array()}
         if form.kind == "audio":
             from loader_server.sources.audio.audio_files import recording_of  # needs soundfile
@@ -192,7 +192,7 @@ def number_of(text: str, form: CellForm, where: str) -> Any:
     return made
 
 
-def _fixed(form: CellForm) -> tuple[int, ...]:
+def _fixed_pixels(form: CellForm) -> tuple[int, ...]:
     """Return rows, columns and channels that all images of a column have; nothing if they differ in size."""
     return () if form.is_wide else tuple(axis for axis in form.shape or () if axis is not None)
 

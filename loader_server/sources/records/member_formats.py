@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.sources.any_size import AnySize, has_any_size, refuse_resized
+from loader_server.sources.any_size import AnySize, has_any_size
 from loader_server.sources.array_files import array_of_npy
 from loader_server.sources.batch_columns import shown_axes
 from loader_server.sources.image_files import Images, refuse_other_pixels
@@ -198,11 +198,11 @@ class MemberForms:
     """How a stream's members are decoded: which are images, and which images and arrays may differ along two axes.
 
     `images` are suffixes, whole ones or just formats. `colours` and `resize` say what becomes of images, and `largest`
-    is the most bytes that one may have once decoded. Making it raises a SettingsError if images are both resized and of
-    any size, or without Pillow if there are images; `where` is the place for messages.
+    is the most bytes that one may have once decoded. Making it raises a SettingsError without Pillow if there are
+    images.
     """
 
-    def __init__(  # noqa: PLR0913 - the settings of a source of images
+    def __init__(
         self,
         images: Sequence[str] = (),
         *,
@@ -210,12 +210,9 @@ class MemberForms:
         resize: Sequence[int] = (),
         any_size: AnySize = False,
         largest: int = LARGEST_SAMPLE,
-        where: str = "",
     ) -> None:
         self._suffixes = tuple(images)
         self._any_size = any_size
-        keys = [suffix.rpartition(".")[0] or "image" for suffix in images]
-        refuse_resized(any_size, resize, keys, where)
         self._images = Images(colours, resize, largest) if images else None
 
     def known(self, suffix: str, dtype: str, shape: Sequence[int | None] | None) -> MemberForm:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from loader_server.sources.any_size import any_size_setting, refuse_unknown_keys
+from loader_server.sources.any_size import any_size_setting, refuse_resized, refuse_unknown_keys
 from loader_server.sources.files.file_facts import changed
 from loader_server.sources.files.presence import look_at_some
 from loader_server.sources.files.same_files import digest_of_number, signed_digest
@@ -30,7 +30,7 @@ from shared.settings.parsers import setting, texts
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -84,10 +84,7 @@ class WebDatasetSource(FileRecordsSource):
 
     @functools.cached_property
     def _member_forms(self) -> MemberForms:
-        """Return what knows how members are decoded.
-
-        Raise a SettingsError without Pillow if there are images, or if these are both resized and of any size.
-        """
+        """Return what knows how members are decoded; raise a SettingsError without Pillow if there are images."""
         settings = self.settings
         return MemberForms(
             settings.images,
@@ -95,7 +92,6 @@ class WebDatasetSource(FileRecordsSource):
             resize=settings.resize,
             any_size=settings.any_size,
             largest=self.of_job.largest_sample,
-            where=self.of_job.table,
         )
 
     @functools.cached_property
@@ -104,8 +100,8 @@ class WebDatasetSource(FileRecordsSource):
 
         Only the first 64 usable samples of all shards are looked at. Raise a DataError if a file is no tar file, absent
         or named twice, if no member can be read at all, or one that the job file names cannot; raise a ReadError if a
-        shard cannot be fetched, an OSError if it cannot be opened, and a SettingsError if `any_size` names no array or
-        image. SettingsError of `_paths` and `_member_forms` and MachineError of `_first_samples` pass through.
+        shard cannot be fetched, an OSError if it cannot be opened, and a SettingsError as `_refuse_any_size` does.
+        SettingsError of `_paths` and `_member_forms` and MachineError of `_first_samples` pass through.
         """
         # A list, so that every shard's beginning is looked at: a shard of another kind is refused before any sample is
         # indexed.
@@ -118,9 +114,14 @@ class WebDatasetSource(FileRecordsSource):
                 with contextlib.suppress(SampleError):
                     forms[suffix] = self._member_forms.form_of(suffix, _bytes_of(data, sample, suffix))
         self._refuse_lacking(forms)
-        axes = [form.key for form in forms.values() if form.shape]
-        refuse_unknown_keys(self.settings.any_size, axes, self.of_job.table)
+        self._refuse_any_size(forms.values())
         return tuple(forms[suffix] for suffix in sorted(forms))
+
+    def _refuse_any_size(self, forms: Iterable[MemberForm]) -> None:
+        """Raise a SettingsError if `any_size` names no array with axes and no image, or images that are resized."""
+        settings, where, known = self.settings, self.of_job.table, list(forms)
+        refuse_unknown_keys(settings.any_size, [form.key for form in known if form.shape], where)
+        refuse_resized(settings.any_size, settings.resize, [form.key for form in known if form.images], where)
 
     def _first_samples(self, path: str) -> Iterator[tuple[mmap.mmap | bytes, TarSample]]:
         """Return an iterator over a shard's usable samples, each with the shard's bytes.
