@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Build", "BuildThread", "Outcome"]
 
-#: Builds hand over several outcomes per wake-up, those of about so long: waking the poll loop costs as much as a quick
-#: build, and every thread that slept wakes with cold caches. Batches of 2 MB, one every 5 ms, cost 1.8 ms of CPU each on
-#: their way when handed over one by one, and 1.2 ms in groups; batches of 62 records cost 8.1 µs a record in all when
-#: handed over every 2 ms, and 6.6 every 10 ms.
+#: How long outcomes may be held back, to be handed over together: `_SOON_S` while builds are quicker than `_QUICK_S`,
+#: else `_LATER_S`. Waking the poll loop costs as much as a quick build, and each thread that slept wakes with cold
+#: caches. Batches of 2 MB, one every 5 ms, cost 1.8 ms of CPU each on their way one by one, and 1.2 ms in groups; those
+#: of 62 records cost 8.1 µs a record in all when handed over every 2 ms, and 6.6 µs every 10 ms.
 _QUICK_S = 0.002
 _SOON_S = 0.01
 _LATER_S = 0.02

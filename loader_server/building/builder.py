@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from loader_server.building.build_counts import Built
-from loader_server.building.culprits import KnownCulprits, kills
 from loader_server.building.cells import count_cells, write_padding
+from loader_server.building.culprits import KnownCulprits, kills
 from loader_server.building.fallbacks import Fallbacks
 from loader_server.building.finite_check import FiniteCheck
 from loader_server.building.places import places_of
