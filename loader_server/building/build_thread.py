@@ -52,8 +52,8 @@ __all__ = ["Build", "BuildThread", "Outcome"]
 _QUICK_S = 0.002
 _SOON_S = 0.01
 _LATER_S = 0.02
-#: They do so only while at least so many builds are queued: the poll loop then has time to bring more before the thread
-#: runs dry. Of quick ones more are needed for that.
+#: They are held back only while so many builds are queued, so that the poll loop can bring more before the thread runs
+#: dry. It takes more of quick builds to fill that time.
 _FEW = 2
 _FEW_QUICK = 4
 
