@@ -1,8 +1,8 @@
 """The cells of a batch: how many hold values, and what fills those that hold none.
 
-The latter lie behind a sample in its row, between and behind the samples of a packed row, and in rows without a sample, where
-keys of one value a row have them as well. Rules: pure. They are found by lengths, marks and weights alone, so it does
-not matter who wrote the batch, or masked a row of it.
+The latter lie behind a sample in its row, between and behind the samples of a packed row, and in rows without a sample,
+where keys of one value a row have them as well. Rules: pure. They are found by lengths, marks and weights alone, so it
+does not matter who wrote the batch, or masked a row of it.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import numpy as np
 from loader_server.installed import version_of
 from loader_server.processor.levels import level_in
 from loader_server.sources.audio.containers import HEADER_BYTES, audio_extent, is_ogg_cut, plain_header, plain_wav
+from loader_server.sources.audio.whole_flac import flac_versions, whole_flac
 from loader_server.sources.files.same_files import digest_of_handle, number_of_digest
 from loader_server.sources.sample_limits import LARGEST_SAMPLE, refuse_larger
 from shared.errors import SampleError, SettingsError
@@ -76,11 +77,12 @@ class AudioHeader:
 
 
 def audio_versions() -> dict[str, str]:
-    """Return the versions of soundfile and libsndfile, which decide what a file's bytes decode to.
+    """Return the versions of soundfile, libsndfile and, if installed, miniaudio: they decide what bytes decode to.
 
     Raise importlib's PackageNotFoundError if soundfile was not installed as a package.
     """
-    return {"soundfile": version_of("soundfile"), "libsndfile": soundfile.__libsndfile_version__}
+    versions = {"soundfile": version_of("soundfile"), "libsndfile": soundfile.__libsndfile_version__}
+    return versions | flac_versions()
 
 
 def decoded_audio(
@@ -96,6 +98,9 @@ def decoded_audio(
     plain = plain_wav(raw)
     if plain is not None:
         return plain
+    whole = whole_flac(raw, largest)
+    if whole is not None:
+        return _mono(whole[0], channel), whole[1]
     try:
         is_flac = raw.startswith(b"fLaC")
         mended = None if is_flac else _whole_audio(_of_bytes(raw), len(raw), where)

@@ -76,11 +76,11 @@ class HeldFiles:
         return None if held is None else held.content
 
     def _compared(self, path: str, held: _HeldFile, status: os.stat_result) -> _HeldFile | None:
-        """Return a held file whose status has changed if it still has the same bytes, else None, and hold none any more.
+        """Return a held file whose status has changed if it has the same bytes; else None, and hold none any more.
 
         Raise an OSError if it cannot be read.
         """
-        # It may have been touched or deleted. By the descriptor, so that one that is gone by its name can still be read.
+        # It may have been touched or deleted: by the descriptor, one that is gone by its name can still be read.
         if bytes_at(held.handle.number, 0, len(held.content) + 1) != held.content:
             self._sizes, self._held = {}, {}
             return None

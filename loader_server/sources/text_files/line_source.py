@@ -127,7 +127,8 @@ class TextSource(Source):
         if contents is None:
             return self.files.read_all(paths, offsets, sizes)
         # Without a line of Python for each: there are hundreds in a batch.
-        return map(getitem, map(contents.__getitem__, paths), map(slice, offsets, map(add, offsets, sizes)))
+        places: Iterator[slice] = map(slice, offsets, map(add, offsets, sizes))
+        return map(getitem, map(contents.__getitem__, paths), places)  # type: ignore[arg-type] # of its overloads
 
     def close(self) -> None:
         """Close the files; what is read later opens them again."""

@@ -56,7 +56,7 @@ class SentencePiece(TextEncoder):
             _refuse_lacking("bos", key in settings.bos, model.bos_id(), path)
             _refuse_lacking("eos", key in settings.eos, model.eos_id(), path)
         # One for keys that are encoded alike, so that their texts can be encoded together.
-        alike: dict[tuple[int, bool, bool], TextModel] = {}
+        alike: dict[tuple[int, ...], TextModel] = {}
         made: dict[str, TextModel] = {}
         for key, model in models.items():
             how = {"add_bos": key in settings.bos, "add_eos": key in settings.eos}

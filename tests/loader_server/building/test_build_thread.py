@@ -49,13 +49,14 @@ def test_jobs_end_in_their_order_built_into_their_places(
 
 def _bound(monkeypatch: pytest.MonkeyPatch, soon_s: float, later_s: float) -> None:
     """Say how long builds take that are quick, and how long outcomes of others wait for each other."""
+    monkeypatch.setattr("loader_server.building.build_thread._QUICK_S", soon_s)
     monkeypatch.setattr("loader_server.building.build_thread._SOON_S", soon_s)
     monkeypatch.setattr("loader_server.building.build_thread._LATER_S", later_s)
 
 
 @pytest.mark.parametrize(
     ("bounds_s", "urgent", "woken"),
-    [((1e9, 1e9), -1, 1), ((-1.0, 1e9), -1, 2), ((-1.0, 1e9), 1, 3), ((-1.0, -1.0), -1, 4)],
+    [((1e9, 1e9), -1, 4), ((-1.0, 1e9), -1, 2), ((-1.0, 1e9), 1, 3), ((-1.0, -1.0), -1, 6)],
     ids=["of quick builds", "of slow ones", "but one that somebody waits for", "and not for long"],
 )
 def test_outcomes_are_told_together(
@@ -64,11 +65,11 @@ def test_outcomes_are_told_together(
     _bound(monkeypatch, *bounds_s)
     gate, begun = threading.Event(), threading.Event()
     made = bench(GatheringSource(on_decode={0: lambda: (begun.set(), gate.wait(60))}))
-    for number in range(4):
-        made.thread.submit(made.build(number, urgent=number == urgent))
+    for number in range(6):
+        made.thread.submit(made.build(number % 4, urgent=number == urgent))
     assert begun.wait(60)
     gate.set()
-    while len(made.thread.outcomes) < 4:
+    while len(made.thread.outcomes) < 6:
         assert made.woken.acquire(timeout=60)
         woken -= 1
     assert made.thread.close(60.0)
@@ -96,7 +97,7 @@ def test_no_outcome_waits_until_the_next_samples_are_read_or_tried(
 
 @pytest.mark.parametrize(
     ("bounds_s", "before", "after"),
-    [((10.0, 10.0), 4, 16), ((1e-9, 10.0), 4, 16), ((1e-9, 1e-9), 4, 4)],
+    [((10.0, 10.0), 4, 32), ((1e-9, 10.0), 4, 32), ((1e-9, 1e-9), 4, 4)],
     ids=["quick", "so that some wait for each other", "slow"],
 )
 def test_it_is_given_more_at_a_time_of_builds_that_are_quick(

@@ -70,7 +70,7 @@ def test_one_that_was_only_touched_is_compared_until_its_status_tells(
 def test_none_is_used_once_any_has_changed(files: Files, tmp_path: Path) -> None:
     small = held(files, "a", "b")
     assert small.contents(["a", "b"]) is not None
-    status = os.stat(tmp_path / "a")
+    status = (tmp_path / "a").stat()
     (tmp_path / "a").write_bytes(b"c" * 10)
     os.utime(tmp_path / "a", ns=(status.st_atime_ns, status.st_mtime_ns))
     assert small.contents(["a", "b"]) is None
