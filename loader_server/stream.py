@@ -139,7 +139,7 @@ class Stream:
         #: Keys with the transform and id of a padding token, which batches have 0 instead of without anybody's choice.
         self.padded_with_zeros = zeros_for_tokens(self.chain.steps, recipe.settings.padding)
         #: A hash of the plan and the element spec: batches of equal digest and number are the same batch.
-        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes), *words_of(self.padding))
+        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes), *words_of(self.padding), *self.strings.words)
 
     @property
     def sources(self) -> tuple[OpenedSource, ...]:
@@ -478,14 +478,14 @@ def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
     <key>_length for each padded key are taken already, as every batch has them, and so is <key>_width where two axes
     are padded.
     """
-    made = [*(field.key for field in (*fields_of_batch(fields), RESET)), *recipe.settings.strings]
+    made = [*(field.key for field in (*fields_of_batch(fields), RESET)), *dict(recipe.settings.strings)]
     twice = sorted({key for key in made if made.count(key) > 1})
     if twice:
         raise SettingsError(
             expected="outputs with names other than weight, tag, reset, <key>_length, <key>_width, which batches have",
             got=", ".join(twice),
             where=f"{recipe.where}, transforms" + (" and strings" if recipe.settings.strings else ""),
-            remedy="Give the output another name, or leave the key out of strings.",
+            remedy="Give the output another name, or the string: strings = { transcript = \"text\" }.",
         )
     _refuse_wide(recipe, fields)
     padded = [field.key for field in fields if field.padded]
