@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.batch_strings import BatchStrings
+from loader_server.batches.batch_keys import marks_of_packed, refuse_wrong_keys
+from loader_server.batches.batch_strings import BatchStrings
 from loader_server.index.folder import open_index
 from loader_server.index.joined import OpenedSource, SourceSet
 from loader_server.index.string_columns import column_of_strings
@@ -22,10 +23,8 @@ from loader_server.job_file import JobFile
 from loader_server.own_code import OwnCode, own_code
 from loader_server.plan_keeper import PlanKeeper
 from loader_server.planning import LEFT_OUT, PLANNER_VERSION, OrdinalPlan, Plan
-from loader_server.planning.batch_size import refuse_number_of_samples
 from loader_server.planning.settings import NO_KEY
 from loader_server.processor.native_code import native_names
-from loader_server.sources.audio.recorded_keys import has_recordings
 from loader_server.sources.blame import undecoded
 from loader_server.sources.chunks.source import ChunkedSource
 from loader_server.sources.pictures import DecodesPictures
@@ -37,7 +36,7 @@ from loader_server.transforms.padding import padding_of, words_of, zeros_for_tok
 from shared.errors import SettingsError, StokerError
 from shared.hashing import fingerprint
 from shared.settings.tables import placing
-from shared.wire.batch_layout import RESET, BucketShape, Field, fields_of_batch
+from shared.wire.batch_layout import RESET, BucketShape, fields_of_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from loader_server.sources.source import OfJob, Source
     from loader_server.transforms.chain import Chain
 
-__all__ = ["Stream", "open_base", "open_source", "open_sources", "refuse_wrong_keys", "sources_of"]
+__all__ = ["Stream", "open_base", "open_source", "open_sources", "sources_of"]
 
 #: Longer identities are hashed, because a message has no room for them.
 _LONGEST_IDENTITY = 4000
@@ -128,7 +127,9 @@ class Stream:
         #: The strings that come with batches.
         self.strings = BatchStrings.of(recipe, joined, job.index_folder(recipe.name))
         #: The fields of a batch.
-        self.fields = fields_of_batch(self.chain.fields) + (_marks(recipe, self.chain.fields) if self.packed else ())
+        self.fields = fields_of_batch(self.chain.fields) + (
+            marks_of_packed(recipe, self.chain.fields) if self.packed else ()
+        )
         self.fields += ((RESET,) if self.carries else ()) + self.strings.fields
         #: The shapes of batches.
         self.shapes = tuple(self.shape(bucket) for bucket in self.plan.buckets)
@@ -139,7 +140,8 @@ class Stream:
         #: Keys with the transform and id of a padding token, which batches have 0 instead of without anybody's choice.
         self.padded_with_zeros = zeros_for_tokens(self.chain.steps, recipe.settings.padding)
         #: A hash of the plan and the element spec: batches of equal digest and number are the same batch.
-        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes), *words_of(self.padding), *self.strings.words)
+        words = (*words_of(self.padding), *self.strings.words)
+        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes), *words)
 
     @property
     def sources(self) -> tuple[OpenedSource, ...]:
@@ -360,40 +362,6 @@ def _foreign_code(modules: Sequence[str]) -> OwnCode | None:
     return own_code(foreign) if foreign else None
 
 
-def _refuse_wide(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
-    """Raise a SettingsError if two axes of a key vary and the stream packs rows, carries state or cuts recordings."""
-    wide = [field.key for field in fields if field.is_wide]
-    refusing = {
-        "packing": recipe.plan.packing is not None,
-        "carry": recipe.plan.carry,
-        "chunk": recipe.chunks is not None,
-    }
-    named = [name for name, is_set in refusing.items() if is_set]
-    if wide and named:
-        raise SettingsError(
-            expected=f"values that vary along one axis, which {' and '.join(named)} can cut or join",
-            got=f'"{wide[0]}", which varies along two',
-            where=f"{recipe.where}, {named[0]}",
-            remedy=f"Leave out {named[0]}, or give it one size by a transform such as resize_image.",
-        )
-
-
-def _marks(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Field, ...]:
-    """Return the fields that tell samples of a packed row apart: ids 1, 2, … (0 is padding), and positions.
-
-    Raise a SettingsError if samples have other fields than the packed one, or lack that one.
-    """
-    key = recipe.settings.length
-    if [field.key for field in fields] != [key]:
-        raise SettingsError(
-            expected=f'"{key}" alone, as rows are packed',
-            got=", ".join(field.key for field in fields),
-            where=f"{recipe.where}, packing",
-            remedy="Leave out the other outputs, or leave out packing.",
-        )
-    return tuple(Field(key=f"{key}_{mark}", dtype="int32", shape=(None,)) for mark in ("segment", "position"))
-
-
 def sources_of(job: JobFile, recipe: StreamRecipe) -> list[tuple[SourceSpec, Path]]:
     """Return the sources of a stream, and the folder of the index of each.
 
@@ -469,34 +437,3 @@ def _parts(joined: SourceSet, recipe: StreamRecipe) -> tuple[int, ...]:
             remedy="Write as many weights as paths, or as sources.",
         )
     return joined.parts
-
-
-def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
-    """Raise a SettingsError if outputs or strings share a name, or `length` names no output with a padded axis.
-
-    Raise it as well for a budget in samples if no output is made of recordings. The names weight, tag, reset and
-    <key>_length for each padded key are taken already, as every batch has them, and so is <key>_width where two axes
-    are padded.
-    """
-    made = [*(field.key for field in (*fields_of_batch(fields), RESET)), *dict(recipe.settings.strings)]
-    twice = sorted({key for key in made if made.count(key) > 1})
-    if twice:
-        raise SettingsError(
-            expected="outputs with names other than weight, tag, reset, <key>_length, <key>_width, which batches have",
-            got=", ".join(twice),
-            where=f"{recipe.where}, transforms" + (" and strings" if recipe.settings.strings else ""),
-            remedy="Give the output another name, or the string: strings = { transcript = \"text\" }.",
-        )
-    _refuse_wide(recipe, fields)
-    padded = [field.key for field in fields if field.padded]
-    if recipe.settings.length not in (*padded, NO_KEY):
-        raise SettingsError(
-            expected="length = " + (" or ".join(f'"{key}"' for key in padded) or "a key with a padded axis"),
-            got=f'"{recipe.settings.length}"' + (", which is padded nowhere" if recipe.settings.length in made else ""),
-            where=f"{recipe.where}, length",
-            remedy="Name the key whose length decides the bucket; the transforms determine which keys there are."
-            + ("" if padded else " For batches of 32 samples without one, write rows = 32, and no length or budget."),
-        )
-    if not has_recordings(fields):
-        with placing(recipe.where):
-            refuse_number_of_samples(recipe.plan.budget, recipe.settings.length)

@@ -137,14 +137,16 @@ def _signals_heeded() -> Iterator[list[int]]:
 
     before, of_ctrl_c = signal.signal(signal.SIGTERM, handle), signal.getsignal(signal.SIGINT)
     _handlers.append(handle)
-    if of_ctrl_c in (end_at_once, signal.default_int_handler):
+    is_ours = of_ctrl_c in (end_at_once, signal.default_int_handler)
+    if is_ours:
         signal.signal(signal.SIGINT, _CtrlC().handle)
     try:
         yield signals
     finally:
         _handlers.remove(handle)
         signal.signal(signal.SIGTERM, before)
-        signal.signal(signal.SIGINT, of_ctrl_c)
+        if is_ours:
+            signal.signal(signal.SIGINT, of_ctrl_c)
 
 
 class _CtrlC:

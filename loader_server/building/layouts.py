@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.batch_strings import FoundStrings
+    from loader_server.batches.batch_strings import FoundStrings
     from loader_server.planning import PlannedBatch
     from loader_server.stream import Stream
 

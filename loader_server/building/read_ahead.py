@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from loader_server.batch_strings import FoundStrings
+    from loader_server.batches.batch_strings import FoundStrings
     from loader_server.planning import EpochPlan, PlannedBatch
     from loader_server.sources.source import Source
     from shared.wire.batch_layout import BucketShape, Layout

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from loader_server.batches.batch_keys import refuse_wrong_keys
 from loader_server.commands.data_notes import facts_of, lines_of, low_rates_of
 from loader_server.commands.progress import progress_bar, warn_if_slow
 from loader_server.index.column_files import first_bad_rows
@@ -20,7 +21,7 @@ from loader_server.index.request import kept_counts
 from loader_server.job_file import read_job
 from loader_server.planning.settings import NO_KEY
 from loader_server.sources.source import Source
-from loader_server.stream import open_source, open_sources, refuse_wrong_keys, sources_of
+from loader_server.stream import open_source, open_sources, sources_of
 from loader_server.transforms.characters import Characters, CharactersSettings
 from shared.errors import StokerError
 from shared.settings.tables import read_table

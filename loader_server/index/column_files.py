@@ -93,9 +93,8 @@ class ColumnWriter(_Appended):
         array = np.asarray(values if isinstance(values, np.ndarray) else list(values))
         with np.errstate(invalid="ignore"):  # NaN, which is looked for below
             converted = array.astype(self._dtype, copy=False)
-        if (
-            converted is not array and (converted != array).any()
-        ):  # numpy wraps what is too large, and cuts off fractions
+        # numpy wraps what is too large, and cuts off fractions.
+        if converted is not array and (converted != array).any():
             raise OverflowError(f"numbers from {array.min()} to {array.max()} in a column of {self._dtype}")
         array = converted
         self._file.write(array.tobytes())

@@ -68,6 +68,7 @@ OPTIONAL = {
     "Writing whole batches at once gives the bytes that decoding each sample gives",
     "Decoding many samples at once gives what decoding one at a time gives",
     "Data that changed since they were indexed are refused",
+    "Strings that batches ask for are those of the samples and of the source's columns",
 }
 
 
@@ -234,6 +235,12 @@ class Hasty(LinesSource):
         return super().decode_chunk(replace(chunk, stop=chunk.stop - 1), raw)
 
 
+class Mumbling(LinesSource):
+    def texts(self, key: str) -> Any:
+        blocks = super().texts(key)
+        return blocks and ([text.upper() for text in block] for block in blocks)
+
+
 FAULTS = {
     Leaky: "Nothing is left open",
     Shifted: "Lengths in the index are those of the decoded samples",
@@ -257,6 +264,7 @@ FAULTS = {
     Lengthless: "Every padded field has its length in the index",
     Forgetful: "Parts begin with sample 0 and rise",
     Hurried: "Decoding many samples at once gives what decoding one at a time gives",
+    Mumbling: "Strings that batches ask for are those of the samples and of the source's columns",
     Hasty: "Reading stretches of samples gives what cutting whole samples gives",
 }
 
@@ -306,7 +314,7 @@ def test_the_command_counts_the_checks_of_all_sources_as_json(capsys: pytest.Cap
     first, second = json.loads(capsys.readouterr().out)["sources"]
     assert first == {"source": "lines", "passed": len(TITLES) - 1, "failed": 0, "skipped": 1, "failures": []}
     assert second["source"] == "worse"
-    assert (second["failed"], second["skipped"]) == (2, 2)
+    assert (second["failed"], second["skipped"]) == (3, 2)
     assert second["failures"][0].startswith("Lengths in the index are those of the decoded samples: sample 0:")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import loader_server
 import trainer_client
-from tests.loader_server.test_batch_strings import SAMPLES, write_table
+from tests.loader_server.batches.test_batch_strings import SAMPLES, write_table
 from tests.support.loaders import running
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from loader_server.conformance import checks
+from loader_server.conformance import life_checks
 from loader_server.index import pool
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def forked_pools() -> Iterator[None]:
     forkserver.ensure_running()
     server: int = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
-        for module in (checks, pool):
+        for module in (life_checks, pool):
             patch.setattr(module, "get_context", lambda _: context)
         # Processes end with their parent, which is the server; and that ends with us.
         patch.setattr(pool, "os", SimpleNamespace(**{**vars(os), "getpid": lambda: server}))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loader_server.batch_strings import BatchStrings
+from loader_server.batches.batch_strings import BatchStrings
 from loader_server.planning import PlannedBatch
 from loader_server.sources.batch_columns import ragged
 from loader_server.stream import Stream

@@ -122,6 +122,15 @@ def test_a_rank_among_others_reads_its_part_of_each_round():
         assert len([one for one in ends.heard if isinstance(one, m.Attach)]) == 2, "it was said"
 
 
+def test_a_rank_whose_restore_was_refused_still_says_where_it_stands():
+    with Ends() as ends, trainer_client.connect(ends.endpoint, rank=1, world=2) as feed:
+        with pytest.raises(SettingsError, match="restore: expected cursor"):
+            feed.restore({**feed.state(), "epoch": 2**31 + 1})
+        with feed.open() as reading:
+            assert next(reading).number == 1
+        assert ends.wait_for(m.Attach, 2).cursor == Cursor(0, 0, 4, DIGEST)
+
+
 def test_an_evaluation_feed_gives_its_epoch_again_and_again():
     with Ends(evaluation=True) as ends, trainer_client.connect(ends.endpoint) as feed:
         assert feed._session.spec.evaluation

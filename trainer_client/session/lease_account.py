@@ -391,10 +391,12 @@ class LeaseAccount(FeedCursor):
         return True
 
     def _rewind(self, done: DoneSet) -> None:
+        answer = self._receiver.attach(None, done)
+        # Only now: after a refusal, what was taken is still ours to report.
         self._taken.clear()
         self._accounts.forget()
         self._progress, self._state_asked = (), None
-        self._move(self._receiver.attach(None, done).cursor.epoch)
+        self._move(answer.cursor.epoch)
 
 
 def _done_set(epochs: Any) -> DoneSet:

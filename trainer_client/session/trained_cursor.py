@@ -324,8 +324,9 @@ class TrainedCursor(FeedCursor):
             self._reattach(Position(0, 0, self.at.group))
 
     def _reattach(self, at: Position) -> None:
+        answer = self._receiver.attach(Cursor(at.epoch, at.number, at.group, self._spec.plan_digest))
+        # Only now: after a refusal, the coordinator has yet to compare where this rank stands.
         self._stated = True
         self._accounts.forget()
-        answer = self._receiver.attach(Cursor(at.epoch, at.number, at.group, self._spec.plan_digest))
         self._next_group = answer.next_group
         self._move(Position(answer.cursor.epoch, answer.cursor.number, answer.cursor.group), answer.batches)

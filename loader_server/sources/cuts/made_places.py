@@ -138,7 +138,7 @@ class MadeCutPlaces:
                 parts.append(self._array_part(self._arrays.whole(holder)))
                 continue
             with refused_if_malformed():
-                _refuse_without_torchaudio(holder)
+                _refuse_without_sox(holder)
             for source in holder["sources"]:
                 found = self._shard_part(source) if source["type"] == SHAR else self._file_part(holder, source, where)
                 if isinstance(found, BadRow):
@@ -203,17 +203,14 @@ class MadeCutPlaces:
         return MadePart(path, facts.bytes, facts.version if is_url(path) else 0, content, begin, size)
 
 
-def _refuse_without_torchaudio(recording: Mapping[str, Any]) -> None:
-    """Raise an UnusableCut for a transform by torchaudio if that is missing, or has no effects of SoX any more."""
-    for transform in recording.get("transforms") or ():
-        settings = transform.get("kwargs") or {}
-        needs_sox = transform["name"] == "Tempo"
-        if needs_sox or (settings.get("rir") is None and settings.get("rir_generator") is not None):
-            version = version_or_none("torchaudio")
-            if version is None or (needs_sox and tuple(map(int, version.split(".")[:2])) >= _WITHOUT_SOX):
-                expected = "torchaudio before 2.9, whose SoX changes the tempo" if needs_sox else "torchaudio"
-                remedy = "install it, or make whole recordings with save_audios()"
-                raise UnusableCut("no_torchaudio", f"expected {expected}, got {version or 'none'}: {remedy}")
+def _refuse_without_sox(recording: Mapping[str, Any]) -> None:
+    """Raise an UnusableCut for a change of tempo if torchaudio is missing, or has no effects of SoX any more."""
+    if any(transform["name"] == "Tempo" for transform in recording.get("transforms") or ()):
+        version = version_or_none("torchaudio")
+        if version is None or tuple(map(int, version.split(".")[:2])) >= _WITHOUT_SOX:
+            expected = "expected torchaudio before 2.9, whose SoX changes the tempo"
+            remedy = "install it, or make whole recordings with save_audios()"
+            raise UnusableCut("no_sox", f"{expected}, got {version or 'none'}: {remedy}")
 
 
 def made_columns(cuts: Sequence[MadeCut]) -> tuple[dict[str, list[int]], dict[str, list[str]]]:

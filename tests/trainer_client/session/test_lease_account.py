@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import trainer_client
-from shared.errors import SettingsError
+from shared.errors import RefusedError, SettingsError
 from shared.wire.message_parts import Cursor, DoneSet, EpochDone
 from trainer_client.session.epoch_account import Accounts
 from trainer_client.session.lease_account import LeaseAccount
@@ -56,6 +56,19 @@ def test_a_state_whose_epochs_are_none_is_refused_and_nothing_moves(epochs):
     for use in (leases.restore, leases.epoch_of):
         with pytest.raises(SettingsError, match="restore: expected "):
             use(state)
+    assert (leases.at.epoch, list(leases._taken)) == (2, ["a batch of epoch 2"])
+
+
+def test_a_restore_that_is_refused_leaves_what_was_taken_to_be_reported():
+    leases, receiver = account(2, 2)
+    leases._taken.append("a batch of epoch 2")
+
+    def refuse(cursor, done):
+        raise RefusedError(code="lost", expected="leases", got="none", where="here", remedy="Start anew.")
+
+    receiver.attach = refuse
+    with pytest.raises(RefusedError):
+        leases.restore({"job": "j", "stream": "s", "plan_digest": "p", "work": "train", "epochs": [[1, 0, []]]})
     assert (leases.at.epoch, list(leases._taken)) == (2, ["a batch of epoch 2"])
 
 

@@ -130,11 +130,12 @@ def made_cuts() -> Any:
         "mixed": first.mix(noise, offset_other_by=0.13, snr=10),
         "mixed longer": second.mix(fourth.pad(duration=3.0), snr=-3, offset_other_by=0.4001),
         "all of it": first.perturb_speed(1.1).append(fourth.perturb_volume(0.5)).mix(noise, snr=5).pad(duration=4.0),
+        "mixed in a room": first.mix(noise, snr=8).reverb_rir(room, mix_first=True),
         "clipped": first.clip_amplitude(gain_db=6.0),
         "plain": fourth,
     }
     named = [cut.with_id(name) for name, cut in made.items()]
-    assert sum(isinstance(cut, MixedCut) for cut in named) == 6
+    assert sum(isinstance(cut, MixedCut) for cut in named) == 7
     return lhotse.CutSet.from_cuts(named)
 
 

@@ -132,6 +132,22 @@ def test_made_cuts_are_what_lhotse_makes(made):
         assert sample["text"] == " ".join(s.text for s in sorted(cut.supervisions, key=lambda s: s.start))
 
 
+def test_lhotse_draws_a_room_anew_though_it_has_seeds(made):
+    """That is why such cuts are refused: once this fails, they need not be."""
+    try:
+        import torchaudio.functional  # noqa: F401 - what draws the room needs it
+    except (ImportError, OSError) as error:
+        pytest.skip(f"torchaudio cannot be imported: {error}")
+    with in_folder(made):
+        cut = lhotse.Recording.from_file("r0.wav").to_cut()
+        seeded = [cut.reverb_rir(room_rng_seed=3, source_rng_seed=4) for _ in range(2)]
+        first, second = (cut.load_audio() for cut in seeded)
+    assert not np.array_equal(first, second)
+    lhotse.CutSet.from_cuts([cut, seeded[0]]).to_file(made / "rooms.jsonl")
+    report, _ = indexed(made, **{**MADE, "paths": ["rooms.jsonl"]})
+    assert report.bad_counts == {"drawn": 1}
+
+
 def test_supervisions_of_made_cuts_are_what_lhotse_truncates(made):
     report, source = indexed(made, **MADE, sample="supervision")
     cuts = list(lhotse.CutSet.from_file(made / "made.jsonl"))

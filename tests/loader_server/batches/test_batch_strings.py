@@ -68,7 +68,7 @@ def batches_of(path: Path) -> Iterator[ShownBatch]:
         'budget = "200 steps"\npad_to = "batch"',
         'budget = "200 steps"\nshapes = "none"',
         "rows = 7",
-        'budget = "200 steps"\nwindow = 64\ntransforms = ["tests.loader_server.test_batch_strings:doubled"]',
+        'budget = "200 steps"\nwindow = 64\ntransforms = ["tests.loader_server.batches.test_batch_strings:doubled"]',
     ],
 )
 def test_each_row_has_the_strings_of_its_sample(tmp_path: Path, stream: str) -> None:
@@ -154,6 +154,7 @@ def test_chunks_have_the_strings_of_their_recording(tmp_path: Path) -> None:
     ("strings", "match"),
     [
         ('["id", "id"]', "each of them once"),
+        ('{ tokens_segment = "id" }\npacking = "90 steps"', "which batches have, got tokens_segment"),
         ("{ a = 1 }", "each a string"),
         ('{ "" = "id" }', "names that are not empty"),
         ('["tag"]', "which batches have, got tag"),
@@ -187,7 +188,8 @@ def test_strings_may_have_other_keys_in_batches_than_in_their_source(tmp_path: P
         texts = {"text": "abc", "id": "a longer one"}
         (batch,) = batches_of(tmp_path / "job.toml")
         assert batch["text"].tolist() == [[1, 2, 3]]
-        assert (batch["first"][0], batch["second"][0], batch["again"][0]) == (texts[first], texts[second], texts[second])
+        got = [batch[key][0] for key in ("first", "second", "again")]
+        assert got == [texts[first], texts[second], texts[second]]
         digests.add(Stream(JobFile(tmp_path / "job.toml"), "train").digest)
     assert len(digests) == 2
 
