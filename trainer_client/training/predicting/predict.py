@@ -183,7 +183,7 @@ def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
     if taken := sorted(field.key for field in session.spec.fields if field.is_string and field.key in _OWN):
         raise SettingsError(
             expected=f"strings with names other than {', '.join(_OWN)}, which outputs come with", got=", ".join(taken),
-            where=f"--stream {order.stream}", remedy=f'Rename them: strings = {{ other = "{taken[0]}" }}.',
+            where=f"--stream {order.stream}", remedy='Give them another key, as in strings = { name = "…" }.',
         )  # fmt: skip
     if got:
         raise SettingsError(
