@@ -334,10 +334,10 @@ class JobFile(JobFolder):
             of_job=of_job,
         )
 
-    def _of_job(self, stream: str, *, cuts: bool, strings: tuple[str, ...]) -> OfJob:
+    def _of_job(self, stream: str, *, cuts: bool, strings: Sequence[tuple[str, str]]) -> OfJob:
         """Return what the sources of a stream may need to know.
 
-        `cuts` is set if its recordings are cut, and batches get the `strings` of these keys.
+        `cuts` is set if its recordings are cut; `strings` are names in batches and the source's keys.
         """
         return OfJob(
             stream=stream,
@@ -346,7 +346,7 @@ class JobFile(JobFolder):
             state=self.state,
             largest_sample=self.settings.largest_sample,
             cuts=cuts,
-            strings=strings,
+            strings=tuple(sorted({key for _, key in strings})),
         )
 
 

@@ -140,7 +140,8 @@ class Stream:
         #: Keys with the transform and id of a padding token, which batches have 0 instead of without anybody's choice.
         self.padded_with_zeros = zeros_for_tokens(self.chain.steps, recipe.settings.padding)
         #: A hash of the plan and the element spec: batches of equal digest and number are the same batch.
-        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes), *words_of(self.padding))
+        words = (*words_of(self.padding), *self.strings.words)
+        self.digest = fingerprint(self.plan.digest, repr(self.fields), repr(self.shapes), *words)
 
     @property
     def sources(self) -> tuple[OpenedSource, ...]:

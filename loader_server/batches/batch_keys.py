@@ -21,17 +21,18 @@ def refuse_wrong_keys(recipe: StreamRecipe, fields: tuple[Field, ...]) -> None:
     """Raise a SettingsError if outputs or strings share a name, or `length` names no output with a padded axis.
 
     Raise it as well for a budget in samples if no output is made of recordings. The names weight, tag, reset and
-    <key>_length for each padded key are taken already, as every batch has them, and so is <key>_width where two axes
-    are padded.
+    <key>_length for each padded key are taken already, as every batch has them, and so are <key>_width where two axes
+    are padded, and <key>_segment and <key>_position in packed rows.
     """
-    made = [*(field.key for field in (*fields_of_batch(fields), RESET)), *recipe.settings.strings]
+    marks = _names_of_marks(recipe.settings.length) if recipe.plan.packing is not None else ()
+    made = [*(field.key for field in (*fields_of_batch(fields), RESET)), *marks, *dict(recipe.settings.strings)]
     twice = sorted({key for key in made if made.count(key) > 1})
     if twice:
         raise SettingsError(
             expected="outputs with names other than weight, tag, reset, <key>_length, <key>_width, which batches have",
             got=", ".join(twice),
             where=f"{recipe.where}, transforms" + (" and strings" if recipe.settings.strings else ""),
-            remedy="Give the output another name, or leave the key out of strings.",
+            remedy='Give the output another name, or the strings: strings = { transcript = "text" }.',
         )
     _refuse_wide(recipe, fields)
     padded = [field.key for field in fields if field.padded]
@@ -79,4 +80,8 @@ def marks_of_packed(recipe: StreamRecipe, fields: tuple[Field, ...]) -> tuple[Fi
             where=f"{recipe.where}, packing",
             remedy="Leave out the other outputs, or leave out packing.",
         )
-    return tuple(Field(key=f"{key}_{mark}", dtype="int32", shape=(None,)) for mark in ("segment", "position"))
+    return tuple(Field(key=name, dtype="int32", shape=(None,)) for name in _names_of_marks(key))
+
+
+def _names_of_marks(key: str) -> tuple[str, ...]:
+    return f"{key}_segment", f"{key}_position"

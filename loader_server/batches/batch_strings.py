@@ -8,7 +8,6 @@ A masked sample has an empty string, and so has a row without a sample.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from shared.wire.batch_layout import STRING, Field
 from shared.wire.strings import MOST_BYTES, bytes_needed, encoded_room, write_strings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -73,15 +72,15 @@ def _without(strings: Ragged, masked: Collection[int]) -> Ragged:
 
 
 class BatchStrings:
-    """The strings of a stream, by default none.
+    """The strings of a stream, by default none: a column for each key of its batches.
 
-    `longest` has the sizes of each column's longest strings. If `repeated`, a batch may have one sample's string
-    several times.
+    `longest` has the sizes of the longest strings by the source's key, the longest first. If `repeated`, a batch may
+    have one sample's string several times.
     """
 
     def __init__(
         self,
-        columns: Sequence[StringColumn] = (),
+        columns: Mapping[str, StringColumn] = MappingProxyType({}),
         longest: Mapping[str, NDArray[np.int64]] = MappingProxyType({}),
         *,
         packed: bool = False,
@@ -94,20 +93,22 @@ class BatchStrings:
         self._where = where
         shape = (None,) if packed else ()
         #: The fields of a batch, one for each key.
-        self.fields = tuple(Field(key=column.key, dtype=STRING, shape=shape) for column in columns)
+        self.fields = tuple(Field(key=name, dtype=STRING, shape=shape) for name in columns)
+        #: Words for the batches' identity: which key has the strings of another of the source's.
+        self.words = tuple(f"{name} = {column.key}" for name, column in columns.items() if name != column.key)
 
     @classmethod
     def of(cls, recipe: StreamRecipe, joined: SourceSet, folder: Path) -> BatchStrings:
         """Return the strings that a stream's table names; what takes long to find out is kept in its index's folder."""
-        columns = []
-        for key in recipe.settings.strings:
+        columns = dict[str, StringColumn]()
+        for key in sorted({key for _, key in recipe.settings.strings}):
             name = column_of_strings(key)
-            columns.append(
-                StringColumn(key, [(member.source, member.index.indexed.strings[name]) for member in joined.opened])
+            columns[key] = StringColumn(
+                key, [(member.source, member.index.indexed.strings[name]) for member in joined.opened]
             )
         return cls(
-            columns,
-            _kept_sizes(columns, PlanKeeper(folder), joined.fingerprint),
+            {name: columns[key] for name, key in recipe.settings.strings},
+            _kept_sizes(columns.values(), PlanKeeper(folder), joined.fingerprint),
             packed=recipe.plan.packing is not None,
             # Of a recording that is cut, or of a source that is mixed in more often than others.
             repeated=recipe.chunks is not None or bool(recipe.plan.weights),
@@ -122,11 +123,11 @@ class BatchStrings:
         if not self._columns:
             return shape
         room = dict[str, int]()
-        for column in self._columns:
-            room[column.key] = nbytes = self._most_bytes(column, strings)
+        for name, column in self._columns.items():
+            room[name] = nbytes = self._most_bytes(column, strings)
             if nbytes > MOST_BYTES:
                 raise SettingsError(
-                    expected=f'at most {MOST_BYTES} bytes of "{column.key}" in a batch',
+                    expected=f'at most {MOST_BYTES} bytes of "{name}" in a batch',
                     got=f"up to {nbytes} for {strings} samples, the longest taken together",
                     where=self._where,
                     remedy="Lower the budget or the rows, or leave the key out.",
@@ -154,21 +155,21 @@ class BatchStrings:
             each = int(order.max()) + 1
             count, places = count * each, planned.rows * each + order
         by_key, room = {}, []
-        for column in self._columns:
-            strings = by_key[column.key] = column.of(samples)
-            room.append(encoded_room(bytes_needed(count, len(strings.values)), shape.lengths[column.key]))
+        for name, column in self._columns.items():
+            strings = by_key[name] = column.of(samples)
+            room.append(encoded_room(bytes_needed(count, len(strings.values)), shape.lengths[name]))
         return FoundStrings(by_key, count, places, tuple(room))
 
 
-def _kept_sizes(columns: Sequence[StringColumn], keeper: Keeper, index: str) -> dict[str, NDArray[np.int64]]:
-    """Return the sizes of each column's longest strings, from the keeper or by a look at all of them.
+def _kept_sizes(columns: Collection[StringColumn], keeper: Keeper, index: str) -> dict[str, NDArray[np.int64]]:
+    """Return the sizes of each column's longest strings by its key, from the keeper or by a look at all of them.
 
-    The columns note the size of their longest one.
+    The columns, in the order of their keys, note the size of their longest one.
     """
     if not columns:
         return {}
     # By number, because a key may be anything and these are names of files in an archive.
-    names = {str(place): column for place, column in enumerate(sorted(columns, key=attrgetter("key")))}
+    names = {str(place): column for place, column in enumerate(columns)}
     arrays = keeper.load("strings", index)
     if arrays is None:
         arrays = {name: column.longest_sizes() for name, column in names.items()}

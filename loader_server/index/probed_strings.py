@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["only", "with_strings"]
 
-#: The most keys of a sample that a bad row's detail names.
+#: The most keys and columns that a bad row's detail names.
 _SHOWN_KEYS = 12
 
 
@@ -94,9 +94,9 @@ def _decoded(source: Source, keys: Sequence[str]) -> dict[str, list[_Value]]:
             sample = decoded(source, place, raw)
         except SampleError as error:
             fault = _NoString(error.reason, f"expected {error.expected}, got {error.got}")
-        names = ", ".join(islice(sample, _SHOWN_KEYS))
+        names = ", ".join(islice(dict.fromkeys((*sample, *source.columns)), _SHOWN_KEYS))
         for key in keys:
-            missing = fault or _NoString("no_string", f'expected a string "{key}", got a sample of {names}')
+            missing = fault or _NoString("no_string", f'expected a string "{key}", got only {names}')
             # Of a piece of recordings, all decoded values together would be gigabytes: only strings are kept.
             values[key].append(_as_string(key, sample[key]) if key in sample else missing)
     return values

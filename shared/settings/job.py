@@ -21,7 +21,7 @@ from shared.settings.parsers import (
     choice,
     flag,
     label,
-    names_once,
+    named,
     nearest,
     refuse_beyond_bounds,
     setting,
@@ -200,9 +200,10 @@ class StreamSettings:
         '`{ tokens = "tokenizer" }` for the padding token of its tokenizer',
         default=(),
     )
-    strings: tuple[str, ...] = setting(
-        names_once,
-        'strings that come with each batch, such as `["text", "id"]`: values of a sample, or columns of its source',
+    strings: tuple[tuple[str, str], ...] = setting(
+        named,
+        'strings that come with each batch, such as `["text", "id"]`: values of a sample, or columns of its source; '
+        '`{ transcript = "text" }` gives them other keys there',
         default=(),
     )
     like: str = setting(text, "another stream whose settings hold here too, unless said otherwise", default="")

@@ -30,7 +30,7 @@ __all__ = [
     "file",
     "flag",
     "label",
-    "names_once",
+    "named",
     "number",
     "numbers",
     "refuse_beyond_bounds",
@@ -158,12 +158,21 @@ def texts(value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def names_once(value: object) -> tuple[str, ...]:
-    """Return what `texts` returns; raise BadValue for what it refuses, and if a string is there twice."""
+def named(value: object) -> tuple[tuple[str, str], ...]:
+    """Return pairs of a name and what it stands for: from a table, or from a list of names that stand for themselves.
+
+    Those of a table are sorted by name. Raise BadValue for what `texts` refuses, for a name that a list has twice, and
+    for a table that is empty or has anything but non-empty strings.
+    """
+    if isinstance(value, dict):
+        if "" in value:
+            raise BadValue("names that are not empty")
+        pairs: tuple[tuple[str, str], ...] = by_key(text)(value)
+        return pairs
     names = texts(value)
     if len(set(names)) < len(names):
-        raise BadValue("a list of strings, each of them once")
-    return names
+        raise BadValue("a list of strings, each of them once, or a table")
+    return tuple((name, name) for name in names)
 
 
 class FileName(str):

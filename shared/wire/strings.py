@@ -96,6 +96,10 @@ class StringArray(Sequence[Any]):
     def __eq__(self, other: object) -> Any:
         return np.asarray(self) == np.asarray(other)
 
+    def __ne__(self, other: object) -> Any:
+        # Python would take the opposite of what `__eq__` returns, and an array has none.
+        return np.asarray(self) != np.asarray(other)
+
     __hash__ = None  # type: ignore[assignment] # like an array
 
     def __repr__(self) -> str:

@@ -62,6 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with job.open("a") as file:
         file.write('\n[streams.shared]\nlike = "train"\norder = "sorted"\nmode = "queue"\n')
         file.write('\n[streams.named]\nlike = "train"\norder = "sorted"\nmode = "queue"\nstrings = ["path"]\n')
+        file.write('\n[streams.taken]\nlike = "train"\nmode = "queue"\nstrings = { sample = "path", name = "path" }\n')
         file.write('\n[streams.unordered]\nlike = "train"\nevaluation = false\nmode = "queue"\n')
     (folder / "times.py").write_text(MODULE)
     (folder / "silent.py").write_text("from times import feed_keys, model")
@@ -127,6 +128,12 @@ def test_strings_of_the_stream_come_out_beside_the_outputs(folder: Path, endpoin
     assert [json.dumps(row, sort_keys=True) for row in lines_of(output)] == [
         json.dumps(row, sort_keys=True) for row in wanted
     ]
+
+
+def test_strings_that_have_the_name_of_another_column_are_refused(folder: Path, endpoint: str) -> None:
+    code, _, complained = start(folder, endpoint, "--output", str(folder / "taken.jsonl"), "--stream", "taken").ended()
+    assert code == 1
+    assert "strings with names other than sample, tag, masked, which outputs come with, got sample" in complained
 
 
 def test_parquet_has_the_same_rows_and_what_is_done_already_is_not_done_again(folder: Path, endpoint: str) -> None:

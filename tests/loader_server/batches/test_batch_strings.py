@@ -154,7 +154,11 @@ def test_chunks_have_the_strings_of_their_recording(tmp_path: Path) -> None:
     ("strings", "match"),
     [
         ('["id", "id"]', "each of them once"),
+        ('{ tokens_segment = "id" }\npacking = "90 steps"', "which batches have, got tokens_segment"),
+        ("{ a = 1 }", "each a string"),
+        ('{ "" = "id" }', "names that are not empty"),
         ('["tag"]', "which batches have, got tag"),
+        ('{ tokens_length = "id" }', "which batches have, got tokens_length"),
     ],
 )
 def test_a_key_is_refused_that_is_there_twice_or_that_batches_have_already(
@@ -168,6 +172,26 @@ def test_a_key_is_refused_that_is_there_twice_or_that_batches_have_already(
     )
     with pytest.raises(SettingsError, match=match):
         index_missing(JobFile(tmp_path / "job.toml"))
+
+
+def test_strings_may_have_other_keys_in_batches_than_in_their_source(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "abc", "id": "a longer one"}\n')
+    digests = set[int]()
+    # One folder, so that what the first stream keeps of the index is there for the second.
+    for first, second in (("text", "id"), ("id", "text")):
+        (tmp_path / "job.toml").write_text(
+            '[job]\nname = "x"\n[streams.train]\nsource = "jsonl"\npaths = ["a.jsonl"]\nlength = "text"\nrows = 1\n'
+            'transforms = ["characters"]\n'
+            f'strings = {{ first = "{first}", second = "{second}", again = "{second}" }}\n'
+        )
+        index_missing(JobFile(tmp_path / "job.toml"))
+        texts = {"text": "abc", "id": "a longer one"}
+        (batch,) = batches_of(tmp_path / "job.toml")
+        assert batch["text"].tolist() == [[1, 2, 3]]
+        got = [batch[key][0] for key in ("first", "second", "again")]
+        assert got == [texts[first], texts[second], texts[second]]
+        digests.add(Stream(JobFile(tmp_path / "job.toml"), "train").digest)
+    assert len(digests) == 2
 
 
 def test_strings_of_whole_batches_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import soundfile
 
 from loader_server.index.folder import open_index
 from loader_server.index.make import IndexReport, IndexRequest, make_index, unchanged_index
@@ -70,8 +71,12 @@ def test_columns_of_bytes_are_strings_if_they_are_utf_8(tmp_path: Path) -> None:
 
 def test_a_key_that_no_sample_has_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.arange(6).reshape(3, 2))
-    with pytest.raises(DataError, match='expected a string "text", got a sample of x'):
+    with pytest.raises(DataError, match='expected a string "text", got only x '):
         indexed(tmp_path, "numpy", "text", paths=["a.npz"])
+    soundfile.write(tmp_path / "a.wav", np.zeros(80, np.int16), 8000)
+    (tmp_path / "a.csv").write_text("path,text,mood\na.wav,hello,fine\n")
+    with pytest.raises(DataError, match='expected a string "id", got only audio, audio_rate, mood, text, path'):
+        indexed(tmp_path, "manifest", "id", paths=["a.csv"])
 
 
 def test_an_index_without_the_strings_is_made_anew(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_strings_are_a_sequence_and_an_array() -> None:
     got = StringArray(written(["a", "bc", ""]), (3,))
     assert list(got) == ["a", "bc", ""]
     assert (got == ["a", "x", ""]).tolist() == [True, False, True]
+    assert (got != ["a", "x", ""]).tolist() == [False, True, False]
     assert got[np.array([True, False, True])].tolist() == ["a", ""]
     assert np.asarray(got).dtype == object
     assert np.asarray(got, np.str_).tolist() == got.tolist()

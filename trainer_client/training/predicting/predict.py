@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PredictOrder", "predict"]
 
+#: The columns of our own that outputs come with.
+_OWN = (SAMPLE, TAG, MASKED)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictOrder(JobOrder):
@@ -149,7 +152,7 @@ class _Prediction:
             SAMPLE: samples.astype(np.int64),
             TAG: np.array(self._session.receiver.ask_names(samples.tolist()), np.str_),
             MASKED: batch["weight"][there] == 0,
-            **{key: np.asarray(batch[key])[there].astype(np.str_) for key in self._strings},
+            **{key: np.asarray(batch[key])[there] for key in self._strings},
         }
         own = list(columns)
         columns |= {name: output[there] for name, output in outputs.items()}
@@ -163,7 +166,11 @@ class _Prediction:
 
 
 def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
-    """Raise SettingsError for a stream that is for training, a pipeline, or has several samples in a row (packing)."""
+    """Raise SettingsError for a stream that no file of outputs can be made of.
+
+    It is one for training, a pipeline, one with several samples in a row (packing), or one whose strings have the name
+    of a column that each file has.
+    """
     session = feed._session
     keys = {field.key for field in session.spec.fields}
     got = ""
@@ -173,6 +180,11 @@ def _refuse_stream(order: PredictOrder, feed: Feed) -> None:
         got = "a pipeline, whose batches do not say which samples they hold"
     elif any(f"{key}_segment" in keys and f"{key}_position" in keys for key in keys):
         got = "one with several samples in a row (packing)"
+    if taken := sorted(field.key for field in session.spec.fields if field.is_string and field.key in _OWN):
+        raise SettingsError(
+            expected=f"strings with names other than {', '.join(_OWN)}, which outputs come with", got=", ".join(taken),
+            where=f"--stream {order.stream}", remedy='Give them another key, as in strings = { name = "…" }.',
+        )  # fmt: skip
     if got:
         raise SettingsError(
             expected="a stream with evaluation = true, and one sample in each row", got=got,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shared.extras import library
-from trainer_client.training.predicting.prediction_parts import MASKED, SAMPLE, came_again
+from trainer_client.training.predicting.prediction_parts import MASKED, SAMPLE, came_again, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -64,7 +64,8 @@ def _plain(row: NDArray[np.void], value_of: Callable[[Any], Any]) -> _Row:
 
 def _plain_value(value: Any) -> Any:
     if value.dtype.kind == "S":
-        value = np.char.decode(value, "utf-8", "replace")
+        texts = np.asarray(value)
+        value = np.array([text_of(text) for text in texts.ravel().tolist()], object).reshape(texts.shape)
     return value.tolist() if hasattr(value, "tolist") else value
 
 

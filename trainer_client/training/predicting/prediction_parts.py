@@ -37,11 +37,14 @@ if TYPE_CHECKING:
 
     from trainer_client.training.checkpoints.checkpoint_folder import Arrays, CheckpointFolder
 
-__all__ = ["MASKED", "SAMPLE", "TAG", "Finished", "PredictionParts", "came_again"]
+__all__ = ["MASKED", "SAMPLE", "TAG", "Finished", "PredictionParts", "came_again", "text_of"]
 
 #: The columns that each part has beside the outputs: the sample's number and its name in the source, and whether it
 #: could not be used.
 SAMPLE, TAG, MASKED = "sample", "tag", "masked"
+
+#: What closes each text in a part, because numpy drops zeros at the end of one.
+_CLOSE = b"\x01"
 
 _FORMAT = 1
 _RECORD = "prediction.json"
@@ -180,15 +183,16 @@ class PredictionParts:
         return [number for number in range(self._own()["batches"]) if self._part(number).stem not in there]
 
     def write(self, number: int, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Write the part of one batch; each column has a value for each of its samples.
+        """Write the part of one batch; each column has a value for each of its samples, also of `str` objects.
 
         Raise DataError if a sample came in another batch, or twice in this one. If the prediction is over meanwhile,
         nothing is left; otherwise raise OSError if the part cannot be written.
         """
         self._refuse_repeated(number, columns[SAMPLE])
-        dtype = [(name, column.dtype, column.shape[1:]) for name, column in columns.items()]
+        stored = {name: _closed(column) for name, column in columns.items()}
+        dtype = [(name, column.dtype, column.shape[1:]) for name, column in stored.items()]
         rows = np.empty(len(columns[SAMPLE]), dtype)
-        for name, column in columns.items():
+        for name, column in stored.items():
             rows[name] = column
         part = self._part(number)
         try:
@@ -278,6 +282,18 @@ def came_again(sample: int, where: str) -> DataError:
         expected="each sample once", got=f"sample {sample} again", where=where,
         remedy="Predict on a stream whose samples come once in each epoch: one that is neither mixed nor packed.",
     )  # fmt: skip
+
+
+def _closed(column: NDArray[Any]) -> NDArray[Any]:
+    """Return texts and bytes of a column as bytes that a byte closes, and any other column as it is."""
+    if column.dtype == object:
+        return np.array([text.encode() + _CLOSE for text in column.ravel()], np.bytes_).reshape(column.shape)
+    return np.char.add(column, _CLOSE) if column.dtype.kind == "S" else column
+
+
+def text_of(closed: bytes) -> str:
+    """Return a text of a part, with replacements for bytes that are not UTF-8; one that nothing closes is as it is."""
+    return closed.removesuffix(_CLOSE).decode("utf-8", "replace")
 
 
 def _load(path: Path) -> NDArray[np.void]:

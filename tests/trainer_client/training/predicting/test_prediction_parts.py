@@ -70,6 +70,23 @@ def test_parts_of_any_order_and_shape_become_one_file_in_order(
     assert sorted(path.name for path in parts.folder.iterdir()) == ["lock", "prediction.json"]
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_texts_come_out_as_they_are(tmp_path: Path, suffix: str) -> None:
+    texts = ["", "\0", "zero at the end\0\0", "a\nb", "ü😀", "\x01", "long" * 5000]
+    parts = PredictionParts(tmp_path / f"out.{suffix}")
+    with parts.lock():
+        parts.begin(OF, 2)
+    parts.write(0, {**part(*range(len(texts))), "id": np.array(texts, object), "text": np.array([b"a\x01"] * 7, "S")})
+    parts.write(1, {**part(), "id": np.array([], object)})
+    finish(parts)
+    if suffix == "parquet":
+        rows = parquet.read_table(parts.output).to_pylist()
+    else:
+        rows = [json.loads(line) for line in parts.output.read_text("utf-8").split("\n")[:-1]]
+    assert [row["id"] for row in rows] == texts
+    assert {row["text"] for row in rows} == {"a\x01"}
+
+
 def test_parquet_has_types_and_takes_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction_files, "_ROWS", 2)
     parts = PredictionParts(tmp_path / "out.parquet")
