@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -82,7 +82,9 @@ class StoredColumn(ArchivedParts):
         decompresses it is missing.
         """
         form, numbers = self._form, self._numbers
-        shape = () if form.shape is None else (int(numbers["held"][sample]), *form.shape)
+        # Manifests state all axes of an array, so that none but the first varies.
+        inner = cast("tuple[int, ...]", form.shape)
+        shape = () if form.shape is None else (int(numbers["held"][sample]), *inner)
         packing = PACKINGS[numbers["packing"][sample]]
         array = unpacked(raw, packing, (form.dtype, shape), self._chunks[sample], self._where(sample))
         if self._lengths is None:
