@@ -58,7 +58,7 @@ class Feed:
             >>> shape.rows > 0, sorted(shape.lengths)
             (True, ['audio', 'text'])
         """
-        return self._session.spec.shapes
+        return self._session.spec.array_shapes
 
     def tag(self, number: int) -> str:
         """Return the source's name for a sample, such as the path of its recording.

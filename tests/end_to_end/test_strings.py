@@ -74,6 +74,7 @@ def test_each_sample_comes_with_its_strings_in_the_bytes_that_are_shown(
         for batch in feed:
             found |= strings_of(batch, table)
             assert opened.batch(batch.number).digest == batch.digest
+        assert [sorted(shape.lengths) for shape in feed.shapes] == [["tokens"]] * len(feed.shapes)
     assert found == dict(enumerate(table["id"]))
 
 

@@ -65,6 +65,15 @@ class StreamSpec:
             heartbeat_timeout_s=attached.heartbeat_timeout_ms / 1000,
         )
 
+    @cached_property
+    def array_shapes(self) -> tuple[BucketShape, ...]:
+        """Return the shapes without the bytes of strings, which are no lengths of arrays."""
+        strings = {field.key for field in self.fields if field.is_string}
+        return tuple(
+            BucketShape(rows=shape.rows, lengths={key: n for key, n in shape.lengths.items() if key not in strings})
+            for shape in self.shapes
+        )
+
     def largest_bytes(self) -> int:
         """Return the payload size of the largest shape, in bytes."""
         return max(layout_of(self.fields, shape).nbytes for shape in self.shapes)

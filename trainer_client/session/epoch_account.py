@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -152,6 +152,7 @@ class Accounts:
         #: The keys of a batch that `count_read` needs.
         self._wide = frozenset(field.key for field in known.values() if field.is_wide)
         self.keys = frozenset(f"{key}_length" for key in self._step_bytes) | {f"{key}_width" for key in self._wide}
+        self._strings = frozenset(field.key for field in known.values() if field.is_string)
         self._epochs: dict[int, EpochAccount] = {}
         #: Rows with a sample of each batch that was read and not trained on yet, by epoch and number.
         self._untrained: dict[tuple[int, int], int] = {}
@@ -173,12 +174,18 @@ class Accounts:
         if epoch is None:
             epoch = self._epochs[first.epoch] = EpochAccount(at_s - wait_s)
         epoch.read_wait_s += wait_s
-        epoch.shapes.add(first.shape)
+        epoch.shapes.add(self._without_strings(first.shape))
         epoch.masked_samples += sum(header.masked for header in headers)
         epoch.conversion_s += conversion_s
         self.counts.conversion_s += conversion_s
         self._count_wait(first, len(headers), wait_s, epoch)
         self._count_rows(headers, arrays, epoch)
+
+    def _without_strings(self, shape: WireShape) -> WireShape:
+        """Return a shape without the bytes of strings, in which batches differ that have arrays of one shape."""
+        if not self._strings:
+            return shape
+        return replace(shape, lengths=tuple(pair for pair in shape.lengths if pair[0] not in self._strings))
 
     def _count_wait(self, header: Pushed, batches: int, wait_s: float, epoch: EpochAccount) -> None:
         counts = self.counts

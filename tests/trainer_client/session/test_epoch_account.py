@@ -229,6 +229,15 @@ def test_reading_ahead_counts_with_the_epoch_that_it_reads() -> None:
     assert accounts.counts.batches == 2
 
 
+def test_room_for_strings_makes_no_other_shape() -> None:
+    accounts = Accounts((*FIELDS, Field(key="id", dtype="string", shape=())))
+    for room in (512, 1024):
+        _read(accounts, shape=WireShape(4, (("audio", 10), ("id", room), ("text", 5))))
+    account = accounts.close(0)
+    assert account is not None
+    assert account.shapes == {SHAPE}
+
+
 def test_a_closed_or_forgotten_epoch_tells_nothing_twice() -> None:
     accounts = Accounts(FIELDS)
     _read(accounts)
