@@ -97,7 +97,8 @@ def _print(facts: dict[str, Any], tables: list[Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts))
     else:
-        Console().print(*tables, sep="\n", soft_wrap=True)
+        # A transcript may well have "[noise]" in it, or ":smile:".
+        Console(markup=False, emoji=False).print(*tables, sep="\n", soft_wrap=True)
 
 
 # --- facts ---
@@ -177,7 +178,8 @@ def _tables(facts: dict[str, Any]) -> list[Any]:
         table.add_column(name)
     for sample in samples:
         table.add_row(*_cells(sample, texts, carries=carries))
-    lines = [f"masked, row {sample['row']}: {sample['masked']['error']}" for sample in samples if sample["masked"]]
+    masked = ((sample["row"], _printable(sample["masked"]["error"])) for sample in samples if sample["masked"])
+    lines = [f"masked, row {row}: {error}" for row, error in masked]
     return [table, *lines, *_lines_on_files(facts)]
 
 
@@ -188,10 +190,10 @@ def _cells(sample: dict[str, Any], texts: list[str], *, carries: bool) -> list[s
     return [
         row,
         str(sample["sample"]),
-        sample["name"],
+        _printable(sample["name"]),
         *shown_lengths(sample["lengths"]).values(),
         *resets,
-        *(_shortened(sample["texts"].get(key, "")) for key in texts),
+        *(_printable(_shortened(sample["texts"].get(key, ""))) for key in texts),
         "\n".join(map(_drawn_text, sample["drawn"])),
         sample["masked"]["reason"] if sample["masked"] else "",
     ]
@@ -211,6 +213,11 @@ def _caption(facts: dict[str, Any]) -> str:
     masked = ", ".join(f"{count} {reason}" for reason, count in facts["masked"].items()) or "none"
     rows = "{all} rows, {valid} valid, {empty} without a sample".format(**facts["rows"])
     return f"{shapes}; {rows}; masked: {masked}; digest {facts['digest']}"
+
+
+def _printable(text: str) -> str:
+    """Return a text with Python's escapes for all that a terminal would obey, and for what it cannot show."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def _shortened(text: str) -> str:

@@ -102,6 +102,19 @@ def test_each_sample_has_its_name_texts_and_what_was_drawn_for_it(job: JobFile, 
         assert drawn["mean"] == float(expected.mean())
 
 
+def test_texts_are_shown_as_they_are(tmp_path: Path, capsys: Any) -> None:
+    texts = ["[noise] so [/noise]", ":smile: [link", "\x1b[31mred", "two\nlines\t\0"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"n": 1, "id": text}) + "\n" for text in texts))
+    (tmp_path / "job.toml").write_text(
+        '[job]\nname = "x"\n[streams.train]\nsource = "jsonl"\npaths = ["a.jsonl"]\nrows = 4\nstrings = ["id"]\n'
+    )
+    _indexed(tmp_path / "job.toml")
+    code, out, _ = _said(capsys, tmp_path / "job.toml", "--batch", 0)
+    assert code == 0
+    for text in ("[noise] so [/noise]", ":smile: [link", r"\x1b[31mred", r"two\nlines\t\x00"):
+        assert text in out
+
+
 def test_a_masked_row_says_why_and_nothing_is_written(job: JobFile, capsys: Any) -> None:
     facts = _facts(capsys, job.path)
     broken = facts["samples"][1]
