@@ -9,11 +9,9 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from loader_server.commands import plan_report
 from loader_server.commands.data_notes import lines_of, notes_of
-from loader_server.commands.progress import filled_table, progress_bar
+from loader_server.commands.progress import filled_table, plain_console, progress_bar
 from loader_server.fleet.bundle import bundle_nbytes
 from loader_server.job_file import read_job
 from loader_server.stream import Stream
@@ -71,7 +69,7 @@ def _print(answer: dict[str, Any], tables: tuple[Table, ...], lines: list[str], 
     if as_json:
         print(json.dumps(answer))
     else:
-        Console().print(*tables, sep="\n")
+        plain_console().print(*tables, sep="\n")
         for line in lines:
             print(line)
 

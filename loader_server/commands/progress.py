@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from rich.console import Console
     from rich.table import Table
 
-__all__ = ["filled_table", "progress_bar", "warn_if_slow"]
+__all__ = ["filled_table", "plain_console", "progress_bar", "warn_if_slow"]
 
 #: Work that takes longer is announced. A look at files may rightly take a second.
 _SLOW_S = 2.0
@@ -53,6 +54,14 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def plain_console(**settings: Any) -> Console:
+    """Return a console that prints texts as they are; `settings` are rich's own."""
+    from rich.console import Console
+
+    # Names, transcripts and reasons may well have "[noise]" in them, "[/INST]" or ":smile:".
+    return Console(markup=False, emoji=False, **settings)
 
 
 def filled_table(columns: Iterable[str], rows: Iterable[Iterable[str]], **settings: Any) -> Table:

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.live import Live
 
 from loader_server.commands.ask import ask_coordinator
+from loader_server.commands.progress import plain_console
 from loader_server.commands.status_view import tables
 from loader_server.job_folder import JobFolder
 from loader_server.machine.job_socket import ask_machine
@@ -24,7 +24,7 @@ from shared.wire.messages import Status, StatusQuery
 if TYPE_CHECKING:
     import argparse
 
-    from rich.console import Group
+    from rich.console import Console, Group
 
 __all__ = ["ask", "ask_all", "run", "tables", "with_limit"]
 
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         jobs = ask_all(Path(options.endpoint), timeout_s=options.timeout_seconds)["jobs"]
         return {"jobs": [job | {"report": job["report"] and with_limit(job["report"])} for job in jobs]}
 
-    console = Console()
+    console = plain_console()
     if options.json:
         print(json.dumps(look()))
     elif options.once or not console.is_terminal:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from loader_server.processor.native_code import native_code_lines
 
@@ -68,10 +69,10 @@ def tables(report: dict[str, Any], *, most_workers: int | None = None) -> Group:
         *_more(workers[len(shown) :]),
         *_some(("remote files of", "fetched", "blocks found", "waited for"), _remote_rows(shown)),
     ]
-    return Group(f"job [bold]{report['job']}[/]", *parts)
+    return Group(Text.assemble("job ", (report["job"], "bold")), *parts)
 
 
-def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> Table:
     table = Table(*columns, box=None, padding=(0, 1, 0, 0), header_style="dim")
     for cells in rows:
         table.add_row(*cells)
@@ -116,8 +117,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
-def _marked(text: str, *, is_odd: bool) -> str:
-    return f"[red]{text}[/]" if is_odd else text
+def _marked(text: str, *, is_odd: bool) -> Text:
+    return Text(text, "red" if is_odd else "")
 
 
 # --- rows ---
@@ -129,7 +130,7 @@ def _job_cells(job: dict[str, Any]) -> list[str]:
     return [job["job"], job["endpoint"] or "-", str(job["workers"]), stage]
 
 
-def _stream_cells(name: str, stream: dict[str, Any]) -> list[str]:
+def _stream_cells(name: str, stream: dict[str, Any]) -> list[str | Text]:
     batches, waited = stream["batches"], stream["waited_permille"]
     rate = _rate(stream)
     return [
@@ -240,7 +241,7 @@ def _number(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.4g}"
 
 
-def _worker_cells(worker: dict[str, Any]) -> list[str]:
+def _worker_cells(worker: dict[str, Any]) -> list[str | Text]:
     # The share of its samples that were feature cache hits.
     hits = f"{worker['kept'] / (worker['kept'] + worker['decoded']):.0%}" if worker["kept"] else "-"
     return [

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
 from loader_server.commands.plan_command import find_sample, open_stream, places_table
 from loader_server.commands.plan_report import shown_lengths
+from loader_server.commands.progress import plain_console
 from loader_server.commands.remembered import recall
 from loader_server.commands.showing.batch_picture import draw
 from loader_server.commands.showing.shown_batch import BatchNumber, ShownBatch, ShownBatches, ShownSample
@@ -97,8 +97,7 @@ def _print(facts: dict[str, Any], tables: list[Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts))
     else:
-        # A transcript may well have "[noise]" in it, or ":smile:".
-        Console(markup=False, emoji=False).print(*tables, sep="\n", soft_wrap=True)
+        plain_console().print(*tables, sep="\n", soft_wrap=True)
 
 
 # --- facts ---

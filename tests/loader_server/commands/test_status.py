@@ -6,8 +6,8 @@ import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
+from loader_server.commands.progress import plain_console
 from loader_server.commands.status import tables, with_limit
 from loader_server.coordinator.events import Received
 from loader_server.coordinator.state import CoordinatorState
@@ -22,7 +22,7 @@ def shown(state: CoordinatorState, most_workers: int | None = None, **more: obje
     """The lines, with single spaces."""
     out = io.StringIO()
     report = with_limit(state.report(1.0) | {"cut": {}} | more)
-    Console(file=out, width=400, no_color=True).print(tables(report, most_workers=most_workers))
+    plain_console(file=out, width=400, no_color=True).print(tables(report, most_workers=most_workers))
     return [" ".join(line.replace("│", " ").replace("┃", " ").split()) for line in out.getvalue().splitlines()]
 
 
@@ -121,7 +121,7 @@ def test_a_busy_job_fits_on_80_columns_and_24_lines():
             read = progress(rank, 0, 3 * second, waited_permille=700 + 3 * rank)
             state.handle(Received(b"%d" % read.incarnation, read), float(second))
     out = io.StringIO()
-    console = Console(file=out, width=80, height=24, no_color=True)
+    console = plain_console(file=out, width=80, height=24, no_color=True)
     console.print(tables(with_limit(state.report(8.0) | {"cut": {}}), most_workers=12))
     lines = out.getvalue().splitlines()
     assert len(lines) <= 24, out.getvalue()
@@ -160,16 +160,17 @@ def test_a_stream_in_queue_mode_shows_its_leases_and_what_was_given_up():
     lease = {"stream": "train", "work": "train", "incarnation": 1000, "generation": 1, "in_hand": None, "before": 1}
     lease |= {"book": None, "wanted": 3, "snapshot": False}
     told(m.Outcomes(serial=1, done=(), failed=(), returned=(), **lease), state=state)
-    failed = (Failure(Lease(0, 0, 1), "loss is not finite"),)
+    # Brackets, as rich's markup has them, come out as they are.
+    failed = (Failure(Lease(0, 0, 1), "loss of [/INST] is [red]"),)
     told(m.Outcomes(serial=2, done=(Lease(0, 1, 1),), failed=failed, returned=(), **lease), state=state)
     lines = shown(state)
     assert "train train 0 95 3 2 1 0 0 1" in lines
     # No rank, and no place that was read up to: both trainers may have any batch.
     assert "train 0 2 100 - - - - 1" in lines
     assert "train is read by host:0" in lines
-    assert "train (train): tries failed: loss is not finite (1)" in lines
+    assert "train (train): tries failed: loss of [/INST] is [red] (1)" in lines
     given_up = "train (train): batches were given up because trainers failed at them too often: "
-    assert f"{given_up}0 of epoch 0 (loss is not finite)" in lines
+    assert f"{given_up}0 of epoch 0 (loss of [/INST] is [red])" in lines
 
 
 def test_what_all_ranks_came_to_is_shown():
