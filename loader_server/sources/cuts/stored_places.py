@@ -24,7 +24,7 @@ from shared.extras import library
 from shared.wire.batch_layout import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from loader_server.sources.files.opening import FileFacts, Files
@@ -182,7 +182,7 @@ class ArrayPlaces:
             expected = ", ".join(name for name in _FINDERS if name != SHAR)
             raise UnusableCut("storage_type", f'expected one of {expected}, got "{kind}": {remedy}')
         try:
-            found = _FINDERS[kind](self, manifest, shape, wanted)
+            found: StoredArray = getattr(self, _FINDERS[kind])(manifest, shape, wanted)
         except ReadError:  # the store cannot be reached: that says nothing about the row
             raise
         except DataError as error:
@@ -314,14 +314,14 @@ class ArrayPlaces:
 
 
 #: How arrays of each storage type are found.
-_FINDERS: Mapping[str, Callable[..., StoredArray]] = {
-    "numpy_files": ArrayPlaces._in_own_file,  # noqa: SLF001 - a table of its methods
-    "numpy_hdf5": ArrayPlaces._in_hdf5,  # noqa: SLF001
-    "lilcom_files": ArrayPlaces._in_own_file,  # noqa: SLF001
-    "lilcom_url": ArrayPlaces._in_own_file,  # noqa: SLF001
-    "lilcom_chunky": ArrayPlaces._in_chunks,  # noqa: SLF001
-    "lilcom_hdf5": ArrayPlaces._in_hdf5,  # noqa: SLF001
-    SHAR: ArrayPlaces._in_shard,  # noqa: SLF001
+_FINDERS: Mapping[str, str] = {
+    "numpy_files": "_in_own_file",
+    "numpy_hdf5": "_in_hdf5",
+    "lilcom_files": "_in_own_file",
+    "lilcom_url": "_in_own_file",
+    "lilcom_chunky": "_in_chunks",
+    "lilcom_hdf5": "_in_hdf5",
+    SHAR: "_in_shard",
 }
 
 

@@ -445,6 +445,15 @@ def found(builder: Builder, identity: str) -> frozenset[int]:
     return builder.culprits.keys
 
 
+def test_what_is_in_memory_is_read_where_it_is_built_unless_a_worker_died_of_it(make: Callable[..., Builder]) -> None:
+    source = MemorySource()
+    builder = make(source)
+    assert builder.reads(memory_want())
+    source.reads_at_once = True
+    assert not builder.reads(memory_want())
+    assert builder.reads(memory_want(attempt=1))
+
+
 def test_a_batch_is_gathered_unless_a_worker_died_of_it(make: Callable[..., Builder]) -> None:
     builder = make(GatheringSource())
     assert not builder.reads(memory_want())

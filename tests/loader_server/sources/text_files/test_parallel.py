@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loader_server.sources.files import seen
 from loader_server.sources.files.file_facts import CacheSettings
 from loader_server.sources.text_files import whole_lines
 from shared.errors import DataError, ReadError, SettingsError
@@ -107,6 +108,23 @@ def test_a_row_that_changed_is_refused_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.target").write_bytes(b"eins\n")
     with pytest.raises(DataError, match=r"a\.target, index .*made from \(10 bytes\), got another one \(5 bytes\)"):
         open_source(spec_of("parallel", tmp_path, paths={"source": "a.source", "target": "a.target"}))
+
+
+def test_small_files_are_held_in_memory_once_all_were_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, _ = indexed(tmp_path, source=b"one\ntwo\n", target=b"eins\nzwei\n")
+    assert [*source.read([1, 0])] == [b"two\nzwei", b"one\neins"]
+    assert not source.reads_at_once, "they were written a moment ago"
+    monkeypatch.setattr(seen, "_SETTLED_NS", -(10**9))
+    assert [*source.read([1, 0])] == [b"two\nzwei", b"one\neins"]
+    assert source.reads_at_once
+    monkeypatch.setattr(source.files, "read_all", lambda *_: pytest.fail("read from the disk"))
+    assert [*source.read([0, 1])] == [b"one\neins", b"two\nzwei"]
+    monkeypatch.undo()
+    (tmp_path / "a.target").write_bytes(b"eins\nzwo!\n")
+    with pytest.raises(ReadError, match="line 2: expected the lines that were indexed"):
+        list(source.read([1]))
+    assert not source.reads_at_once
+    source.close()
 
 
 def test_a_row_keeps_its_identity_while_others_come_and_go(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from loader_server.sources.files.file_facts import FilePlaces
 from loader_server.transforms import find
 from loader_server.transforms.chain import Chain
 from loader_server.transforms.padding import padding_tokens
+from loader_server.transforms.tokens.token_ids import TextEncoder
 from shared.errors import SettingsError
 from tests.support.token_models import TEXTS, assert_same_together, train_sentencepiece
 
@@ -54,6 +56,22 @@ def test_each_key_has_its_model_and_its_ends(folder: Path) -> None:
     assert values["source"].tolist() == [1, *source.encode("the fox"), 2]
     assert values["target"].tolist() == [*target.encode("xof eht"), target.eos_id()]
     assert {value.dtype for value in values.values()} == {np.dtype(np.uint16)}
+
+
+def test_keys_that_are_encoded_alike_are_encoded_together(folder: Path) -> None:
+    names = ("source", "target", "third")
+    own = made(folder, models=dict.fromkeys(names, "a.model"), bos=["third"])
+    model = SentencePieceProcessor(model_file=f"{folder}/a.model")
+    texts = {"source": ["the fox", ""], "target": ["is blue", "the big"], "third": ["big", "the"]}
+    columns: dict[str, Any] = {key: list(of_key) for key, of_key in texts.items()}
+    (step,) = own.steps
+    assert isinstance(step.call, TextEncoder)
+    assert len(step.call._keys) == 2, "bos sets the third apart"
+    step.call.on_columns(columns)
+    for key, of_key in texts.items():
+        ids = [model.encode(text, add_bos=key == "third") for text in of_key]
+        assert columns[key].values.tolist() == list(chain.from_iterable(ids))
+        assert columns[key].lengths.tolist() == list(map(len, ids))
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 100])
