@@ -11,6 +11,7 @@ import pytest
 from loader_server.commands.index import index_missing
 from loader_server.installed import processor_features
 from loader_server.job_file import JobFile
+from loader_server.sources.audio.audio_files import audio_versions
 from loader_server.stream import Stream
 from shared.errors import DataError
 from shared.hashing import fingerprint
@@ -41,7 +42,7 @@ def test_libraries_that_decode_are_part_of_what_workers_have_to_share(
     index_missing(job)
     before = Stream(job, "train")
     builder = before.builder
-    assert before.source.versions.keys() == {"soundfile", "libsndfile"}
+    assert before.source.versions.keys() == audio_versions().keys() >= {"soundfile", "libsndfile"}
     monkeypatch.setattr("loader_server.sources.manifest.source.audio_versions", lambda: {"soundfile": "0.0"})
     after = Stream(job, "train")
     assert (after.digest, after.builder == builder) == (before.digest, False)
