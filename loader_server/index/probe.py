@@ -84,7 +84,7 @@ class _Prober:
         found, chain = self._without_larger(self._source.probe(piece)), self._order.chain
         if strings := self._order.spec.of_job.strings:
             self._source.open(self._indexed(found))
-            found = with_strings(found, self._source, strings)
+            found = with_strings(found, self._source, strings, self._order.spec.of_job.largest_sample)
         if chain is None:
             return Probed(found)
         self._source.open(self._indexed(found))

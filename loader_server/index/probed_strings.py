@@ -7,6 +7,7 @@ sample without such a string, or with one that is too long, makes a bad row: not
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from loader_server.index.string_columns import LONGEST_STRING, column_of_strings
 from loader_server.sources.files.retried_reads import read_patiently
+from loader_server.sources.sample_limits import look_twice
 from loader_server.sources.source import BadRow, Found, decoded
 from shared.errors import SampleError
 
@@ -39,18 +41,19 @@ class _NoString:
 _Value: TypeAlias = "str | _NoString"
 
 
-def with_strings(found: Found, source: Source, keys: Sequence[str]) -> Found:
+def with_strings(found: Found, source: Source, keys: Sequence[str], largest: int) -> Found:
     """Return a piece with the strings of these keys; `source` is open with this piece alone.
 
-    A row is bad if its value is no string or is too long, or if its sample cannot be decoded where that is needed. A
-    MemoryError, a ReadError and other errors of the source pass through.
+    A row is bad if its value is no string or is too long, or if its sample cannot be decoded where that is needed, also
+    because memory runs out although there was enough for the `largest` sample. Raise a MachineError if there was less;
+    a ReadError and other errors of the source pass through.
     """
     at_hand = {key: _at_hand(key, source) if found.rows else [] for key in keys}
     values: dict[str, list[_Value]] = {
         key: [_as_string(key, value) for value in column] for key, column in at_hand.items() if column is not None
     }
     if lacking := [key for key in keys if key not in values]:
-        values |= _decoded(source, lacking)
+        values |= _decoded(source, lacking, largest)
     bad, kept = dict(found.bad), list[int]()
     for place, row in enumerate(found.rows):
         faults = (value for key in keys if isinstance(value := values[key][place], _NoString))
@@ -81,17 +84,18 @@ def _at_hand(key: str, source: Source) -> Sequence[Any] | None:
     return None if column is None else [column[place] for place in range(source.samples)]
 
 
-def _decoded(source: Source, keys: Sequence[str]) -> dict[str, list[_Value]]:
+def _decoded(source: Source, keys: Sequence[str], largest: int) -> dict[str, list[_Value]]:
     """Return each sample's strings of these keys, decoding one sample after another.
 
-    A MemoryError, a ReadError and other errors of the source pass through.
+    Raise a MachineError if memory or descriptors ran out with less free than the `largest` sample may need. A ReadError
+    and other errors of the source pass through.
     """
     values: dict[str, list[_Value]] = {key: [] for key in keys}
     for place, raw in enumerate(read_patiently(source.read, range(source.samples), bool)):
         sample: Mapping[str, Any] = {}
         fault = None
         try:
-            sample = decoded(source, place, raw)
+            sample = look_twice(partial(decoded, source, place, raw), largest, where=partial(source.name, place))
         except SampleError as error:
             fault = _NoString(error.reason, f"expected {error.expected}, got {error.got}")
         names = ", ".join(islice(dict.fromkeys((*sample, *source.columns)), _SHOWN_KEYS))

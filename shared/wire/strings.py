@@ -93,6 +93,10 @@ class StringArray(Sequence[Any]):
     def __getitem__(self, at: Any) -> Any:
         return np.asarray(self)[at]
 
+    def __contains__(self, value: object) -> bool:
+        # By all strings at once: the rows of packed batches are arrays, which have no truth.
+        return bool((np.asarray(self) == value).any())
+
     def __eq__(self, other: object) -> Any:
         return np.asarray(self) == np.asarray(other)
 

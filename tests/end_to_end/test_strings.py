@@ -121,6 +121,27 @@ def test_tensorflow_has_them_as_tensors_of_strings(
     assert len(found) == SAMPLES
 
 
+@pytest.mark.parametrize(("inputs", "times"), [("tokens", 1), ("id", 0), (("tokens", "id"), 0)])
+def test_elements_with_strings_are_not_put_on_a_device(
+    served: tuple[Loaders, Path, dict[str, list[Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    inputs: str | tuple[str, ...],
+    times: int,
+) -> None:
+    import tensorflow as tf
+
+    from trainer_client.tf import dataset
+
+    devices = list[str]()
+    monkeypatch.setattr(dataset, "_accelerator", lambda: "/gpu:0")
+    monkeypatch.setattr(
+        tf.data.experimental, "prefetch_to_device", lambda *at: devices.append(at[0]) or (lambda data: data)
+    )
+    with trainer_client.connect(served[0].endpoint) as feed:
+        next(iter(feed.dataset(inputs=inputs)))
+    assert devices == ["/gpu:0"] * times
+
+
 def test_warming_up_has_empty_strings(served: tuple[Loaders, Path, dict[str, list[Any]]]) -> None:
     loaders, _, _ = served
     for stream, shape in (("train", 1), ("packed", 2)):

@@ -38,7 +38,7 @@ from trainer_client.core.upcoming import Ranks
 from trainer_client.network.trainer_log import process_log
 from trainer_client.tf import ctrl_c
 from trainer_client.tf.element_structure import assembler, masked_batches, shapes_of
-from trainer_client.tf.iterators import Openings, Witness, generate
+from trainer_client.tf.iterators import Openings, Witness, generate, has_strings
 from trainer_client.tf.leased_elements import LeasedElements, refuse_graph, refuse_uncounted
 from trainer_client.tf.private_api import keep_with_graph, untune_devices, untuned
 from trainer_client.tf.staging import Staging
@@ -156,9 +156,9 @@ def _pipeline(openings: Openings) -> tf.data.Dataset:
 def _ahead(data: tf.data.Dataset, structure: ElementStructure, device: str | None, *, always: bool) -> tf.data.Dataset:
     """Return the data set with prefetching: to `device` if given, else if `always` or if TensorFlow works on elements.
 
-    Else return the same one: elements wait ready in the feed's slots, so prefetching would only cost a thread.
+    Else, as elements wait ready in the feed's slots, return the same one. Elements with strings go to no device.
     """
-    if device is not None:
+    if device is not None and not has_strings(data.element_spec):
         return data.apply(tf.data.experimental.prefetch_to_device(device, PREFETCH))
     if always or structure.map is not None or copies_batches():
         return data.prefetch(PREFETCH)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trainer_client.session.feed_session import FeedSession
     from trainer_client.tf.element_structure import ElementStructure
 
-__all__ = ["Openings", "Stacks", "Witness", "generate"]
+__all__ = ["Openings", "Stacks", "Witness", "generate", "has_strings"]
 
 #: Bounds that glibc's malloc would reach by itself. A GeneratorDataset (2.21) lowers the trim threshold to 128 kB, once
 #: in a process, which also stops glibc from adapting: each frame above 128 kB is then mapped and unmapped again.
@@ -239,6 +239,11 @@ def _elements(number: tf.Tensor, specs: Sequence[tf.TensorSpec]) -> tf.Tensor:
         preserve_cardinality=False,
         **_kinds(specs),
     )
+
+
+def has_strings(spec: Any) -> bool:
+    """Return whether elements of this spec have strings, which TensorFlow keeps in the host's memory alone."""
+    return any(getattr(leaf, "dtype", None) == tf.string for leaf in tf.nest.flatten(spec))
 
 
 def _kinds(specs: Sequence[tf.TensorSpec]) -> dict[str, Any]:

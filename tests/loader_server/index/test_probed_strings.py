@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,8 +23,10 @@ from shared.settings.tables import read_table
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from loader_server.sources.source import Source
 
-def request(folder: Path, source: str, strings: tuple[str, ...], **settings: Any) -> IndexRequest:
+
+def request(folder: Path, source: str, strings: tuple[str, ...], /, **settings: Any) -> IndexRequest:
     kind = source_class(source, "here")
     spec = SourceSpec(
         name=source,
@@ -36,7 +39,7 @@ def request(folder: Path, source: str, strings: tuple[str, ...], **settings: Any
     return IndexRequest(folder=folder / "index", spec=spec, source=spec.make(), processes=1)
 
 
-def indexed(folder: Path, source: str, *strings: str, **settings: Any) -> tuple[IndexReport, dict[str, list[str]]]:
+def indexed(folder: Path, source: str, /, *strings: str, **settings: Any) -> tuple[IndexReport, dict[str, list[str]]]:
     report = make_index(request(folder, source, strings, **settings))
     columns = open_index(folder / "index").indexed.strings
     return report, {key: [columns[f"strings.{key}"][row] for row in range(report.samples)] for key in strings}
@@ -77,6 +80,25 @@ def test_a_key_that_no_sample_has_is_refused_with_those_that_there_are(tmp_path:
     (tmp_path / "a.csv").write_text("path,text,mood\na.wav,hello,fine\n")
     with pytest.raises(DataError, match='expected a string "id", got only audio, audio_rate, mood, text, path'):
         indexed(tmp_path, "manifest", "id", paths=["a.csv"])
+
+
+def test_a_sample_over_which_memory_runs_out_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["n"] = np.arange(3)
+        file["id"] = ["a", "b", "c"]
+    kind = source_class("hdf5", "here")
+    decode = kind.decode
+
+    def hungry(source: Source, sample: int, raw: bytes) -> dict[str, Any]:
+        found: dict[str, Any] = decode(source, sample, raw)
+        if found["id"] == "b":
+            raise MemoryError
+        return found
+
+    monkeypatch.setattr(kind, "decode", hungry)
+    report, got = indexed(tmp_path, "hdf5", "id", paths=["a.h5"])
+    assert got == {"id": ["a", "c"]}
+    assert report.bad_counts == {"exhausts": 1}
 
 
 def test_an_index_without_the_strings_is_made_anew(tmp_path: Path) -> None:

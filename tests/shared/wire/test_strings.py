@@ -85,6 +85,8 @@ def test_room_grows_in_steps_up_to_the_most() -> None:
 def test_packed_rows_have_as_many_strings_each() -> None:
     got = StringArray(written(["a", "b", "ü", ""]), (2, -1))
     assert got.tolist() == [["a", "b"], ["ü", ""]]
+    assert "ü" in got
+    assert "c" not in got
     assert (len(got), got.shape, list(got[1]), got[0, 1]) == (2, (2, 2), ["ü", ""], "b")
     assert got.as_bytes().tolist() == [[b"a", b"b"], ["ü".encode(), b""]]
 

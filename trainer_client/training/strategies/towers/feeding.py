@@ -139,9 +139,12 @@ class PipelineRounds:
 
 
 def put(element: Any, device: str) -> Any:
-    """Return the element, a nest of tensors, with each tensor on this device. Errors of TensorFlow pass through."""
+    """Return the element, a nest of tensors, with each tensor on this device, but for strings, which stay on the host.
+
+    Errors of TensorFlow pass through.
+    """
     with tf.device(device):
-        return tf.nest.map_structure(tf.identity, element)
+        return tf.nest.map_structure(lambda leaf: leaf if leaf.dtype == tf.string else tf.identity(leaf), element)
 
 
 def refuse_cluster(strategy: str) -> None:

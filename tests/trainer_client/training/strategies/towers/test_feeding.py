@@ -22,7 +22,7 @@ from tests.support.strategy_runs import FORM, trained  # isort: skip
 from trainer_client import Until  # isort: skip
 from trainer_client.training.strategies.central import Central  # isort: skip
 from trainer_client.training.strategies.mirrored import Mirrored  # isort: skip
-from trainer_client.training.strategies.towers.feeding import Rounds  # isort: skip
+from trainer_client.training.strategies.towers.feeding import Rounds, put  # isort: skip
 
 TOWERS = ("CPU:0", "CPU:1")
 
@@ -43,6 +43,13 @@ def staging_threads():
 def tags_of(number):
     rows = (4, 2)[number % 2]
     return [[tag_of(0, 2 * number + replica, row) for row in range(rows)] for replica in range(2)]
+
+
+def test_strings_stay_on_the_host():
+    element = {"id": tf.constant(["a"]), "number": tf.constant([1])}
+    there = put(element, "CPU:1")
+    assert there["id"] is element["id"]
+    assert there["number"].device.endswith("CPU:1")
 
 
 def test_the_next_rounds_are_on_their_devices_while_a_step_has_the_one_before():
