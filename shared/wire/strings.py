@@ -69,7 +69,7 @@ class StringArray(Sequence[Any]):
         self._shape = shape
         self._array: NDArray[np.object_] | None = None
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: FBT001 - numpy's own
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NDArray[Any]:
         if self._array is None:
             self._array = _as_array(_texts(*_ends_and_text(self._tensor)), self._shape)
         return np.array(self._array, dtype, copy=copy)

@@ -56,17 +56,16 @@ def lhotse_versions() -> dict[str, str]:
 class MadeCuts:
     """The samples of an index that Lhotse makes.
 
-    `lengths` are their planned lengths, `values` "audio" or "features"; `channel` chooses one of several channels.
-    `where` is how messages name a sample.
+    `lengths` are their planned lengths; `wanted` is "audio" or "features", and which of several channels. `where` is
+    how messages name a sample.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - as the index has them, and how they are wanted
+    def __init__(
         self,
         files: Files,
         indexed: Indexed,
         lengths: NDArray[np.int64],
-        values: str,
-        channel: int,
+        wanted: tuple[str, int],
         where: Callable[[int], str],
     ) -> None:
         self._files = files
@@ -74,8 +73,7 @@ class MadeCuts:
         #: The number of parts of all samples up to each.
         self._ends = np.cumsum(indexed.numbers["parts"])
         self._lengths = lengths
-        self._values = values
-        self._channel = channel
+        self._values, self._channel = wanted
         self._where = where
         self._reads = ArchiveReads(files)
 

@@ -351,7 +351,7 @@ class LhotseSource(ListedSource):
         self._made: MadeCuts | None = None
         if settings.use_lhotse:
             lengths = indexed.numbers[f"length_{FEATURES}" if self._has_features else "frames"]
-            self._made = MadeCuts(self.files, indexed, lengths, settings.values, settings.channel, line_of)
+            self._made = MadeCuts(self.files, indexed, lengths, (settings.values, settings.channel), line_of)
             self._recordings = self._made  # type: ignore[assignment] # it reads and decodes by the same methods
         elif not self._has_features:
             super()._open_recordings(indexed)

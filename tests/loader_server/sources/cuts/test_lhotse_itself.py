@@ -135,7 +135,7 @@ def test_made_cuts_are_what_lhotse_makes(made):
 def test_lhotse_draws_a_room_anew_though_it_has_seeds(made):
     """That is why such cuts are refused: once this fails, they need not be."""
     try:
-        import torchaudio.functional  # noqa: F401 - what draws the room needs it
+        import_module("torchaudio.functional")  # which draws the room
     except (ImportError, OSError) as error:
         pytest.skip(f"torchaudio cannot be imported: {error}")
     with in_folder(made):
