@@ -56,7 +56,7 @@ def test_under_keys_payloads_come_sealed(tmp_path):
     job = f'keys = "{tmp_path / "keys"}"'
     with (
         running(write_job(tmp_path, samples=60, job=job), workers=1) as loaders,
-        trainer_client.connect(loaders.endpoint, shared_memory=False, keys=str(tmp_path / "keys")) as feed,
+        trainer_client.connect(loaders.endpoint, shared_memory=False, prefetch=8, keys=str(tmp_path / "keys")) as feed,
     ):
         batches = sum(1 for _ in feed)
         (link,) = feed._session.receiver._wires.workers._connections.values()

@@ -157,6 +157,7 @@ def test_a_journal_that_is_moved_away_and_back_costs_nothing_but_time(tmp_path):
                 wait_until(lambda: "moved away" in ask(loaders.endpoint)["journal"]["lost"], "it has noticed")
                 elsewhere.rename(state)
                 wait_until(lambda: not ask(loaders.endpoint)["journal"]["lost"], "it has noticed that, too")
+        wait_until(lambda: ask(loaders.endpoint)["streams"]["train"]["batches"], "the next epoch is counted")
         train = ask(loaders.endpoint)["streams"]["train"]
         loaders.coordinator().kill()
         again = ask(loaders.endpoint)["streams"]["train"]

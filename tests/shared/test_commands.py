@@ -77,6 +77,15 @@ def test_an_interruption_that_came_while_python_compiled_text_has_the_code_of_ev
     assert b"command: interrupted" in done.stderr
 
 
+@pytest.fixture
+def own_ctrl_c():
+    """Python's own handler of SIGINT, whatever tests before have set: commands leave another's as it is."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("own_ctrl_c")
 @pytest.mark.parametrize(("name", "code", "words"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
 def test_a_signal_during_an_import_is_heeded_once_that_is_over(tmp_path, monkeypatch, name, code, words):
     """In a callback, as importlib has them, an exception would be lost."""
@@ -103,6 +112,7 @@ def test_a_signal_during_an_import_is_heeded_once_that_is_over(tmp_path, monkeyp
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.usefixtures("own_ctrl_c")
 def test_a_second_ctrl_c_does_not_wait_for_the_import(tmp_path, monkeypatch, capsys):
     (tmp_path / "told_twice.py").write_text(
         "import signal\nsignal.raise_signal(signal.SIGINT)\nsignal.raise_signal(signal.SIGINT)\nraise AssertionError\n"
