@@ -50,20 +50,25 @@ class StringColumn:
         self._columns = [column for _, column in members]
         #: The first sample of each source, and the number of all samples.
         self._starts = np.array([0, *accumulate(source.samples for source in self._sources)])
-        #: The strings as rows of an array, if a single source has them and they are known to have one size, as ids do.
-        self._equal: NDArray[np.uint8] | None = None
+        #: The strings as entries of an array, if a single source has them and they are known to have one size, as ids
+        #: do, and that size for as many of them as batches had so far.
+        self._equal: NDArray[np.void] | None = None
+        self._sizes = np.zeros(0, np.int64)
 
     def note_longest(self, size: int) -> None:
         """Note the size of the longest string; if all have it, batches find theirs without looking at where each is."""
         (column, *others) = self._columns
         if not others and size and len(column) * size == len(column.blob):
-            self._equal = column.blob.reshape(-1, size)
+            self._equal = column.blob.view(np.dtype((np.void, size)))
 
     def of(self, samples: NDArray[np.int64]) -> Ragged:
         """Return the UTF-8 of these samples' strings; numbers have to be in range, which is not checked."""
         if self._equal is not None:
-            found = self._equal[self._sources[0].indexed_samples(samples)]
-            return Ragged(found.reshape(-1), np.full(len(found), found.shape[1]))
+            found = self._equal.take(self._sources[0].indexed_samples(samples))
+            sizes = self._sizes
+            if len(found) > len(sizes):  # without a lock: another thread may keep fewer, and both are right
+                sizes = self._sizes = np.full(len(found), found.itemsize)
+            return Ragged(found.view(np.uint8), sizes[: len(found)])
         if len(self._columns) == 1:
             return _gathered(self._columns[0], self._sources[0].indexed_samples(samples))
         members = np.searchsorted(self._starts, samples, side="right") - 1
@@ -89,7 +94,7 @@ def _gathered(column: Strings, rows: NDArray[np.int64]) -> Ragged:
     """Return the UTF-8 of a column's strings at these rows."""
     starts = column.starts[rows]
     sizes = column.starts[rows + 1] - starts
-    ends = np.cumsum(sizes)
+    ends = sizes.cumsum()
     total = int(ends[-1]) if len(ends) else 0
     if total > len(rows) * _LONG:
         spans = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)

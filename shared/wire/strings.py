@@ -50,7 +50,7 @@ def write_strings(sizes: NDArray[np.int64], text: NDArray[np.uint8], tensor: NDA
         raise ValueError(f"strings that take {stop} bytes do not fit into {len(tensor)}")
     integers = tensor[:start].view(_INTEGER)
     integers[0] = count
-    np.cumsum(sizes, out=integers[1:])
+    sizes.cumsum(out=integers[1:])
     tensor[start:stop] = text
     tensor[stop:] = 0
 

@@ -74,6 +74,8 @@ class EpochAccount:
     """Counts of one epoch, from the first batch of it that was read."""
 
     began_s: float
+    #: The keys of strings.
+    strings: frozenset[str] = frozenset()
     #: The batch number at which this trainer began to train in this epoch.
     first: int = 0
     steps: int = 0
@@ -114,10 +116,14 @@ class EpochAccount:
             "transfer": round(self.transfer_wait_s / seconds, 4),
             "conversion": round(self.conversion_s / seconds, 4),
             "padding": round(1 - self.sample_bytes / self.padded_bytes, 4) if self.padded_bytes else 0.0,
-            "shapes": len(self.shapes),
+            "shapes": len(set(map(self._without_strings, self.shapes))),
             "masked": self.masked_samples,
             **_extent(self, batches, is_shared=is_shared),
         }
+
+    def _without_strings(self, shape: WireShape) -> WireShape:
+        """Return a shape without the bytes of strings, in which batches differ that have arrays of one shape."""
+        return replace(shape, lengths=tuple(pair for pair in shape.lengths if pair[0] not in self.strings))
 
 
 def _extent(account: EpochAccount, batches: int, *, is_shared: bool) -> dict[str, float]:
@@ -172,20 +178,14 @@ class Accounts:
         first = headers[0]
         epoch = self._epochs.get(first.epoch)
         if epoch is None:
-            epoch = self._epochs[first.epoch] = EpochAccount(at_s - wait_s)
+            epoch = self._epochs[first.epoch] = EpochAccount(at_s - wait_s, self._strings)
         epoch.read_wait_s += wait_s
-        epoch.shapes.add(self._without_strings(first.shape))
+        epoch.shapes.add(first.shape)
         epoch.masked_samples += sum(header.masked for header in headers)
         epoch.conversion_s += conversion_s
         self.counts.conversion_s += conversion_s
         self._count_wait(first, len(headers), wait_s, epoch)
         self._count_rows(headers, arrays, epoch)
-
-    def _without_strings(self, shape: WireShape) -> WireShape:
-        """Return a shape without the bytes of strings, in which batches differ that have arrays of one shape."""
-        if not self._strings:
-            return shape
-        return replace(shape, lengths=tuple(pair for pair in shape.lengths if pair[0] not in self._strings))
 
     def _count_wait(self, header: Pushed, batches: int, wait_s: float, epoch: EpochAccount) -> None:
         counts = self.counts
