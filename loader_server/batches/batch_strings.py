@@ -1,7 +1,7 @@
 """The strings that come with a stream's batches: how many bytes they take, and those of one batch.
 
 Rules: a tensor's bytes follow from the plan and the index alone, so that all workers make the same batch. Each shape
-has room for the longest strings that a batch of it may have; a batch has what its own take, in steps of powers of two.
+has room for the longest strings that a batch of it may have; a batch has what its own take, in steps of an eighth.
 A masked sample has an empty string, and so has a row without a sample.
 """
 

@@ -24,7 +24,8 @@ __all__ = ["MOST_BYTES", "StringArray", "arrays_of", "bytes_needed", "encoded_ro
 MOST_BYTES = 2**31 - 1
 
 _INTEGER = np.dtype("<i4")
-#: A tensor's bytes are a power of two from here on, so that batches of one stream have few layouts.
+#: A tensor's bytes are a multiple of this, or of an eighth of a power of two, so that batches of one stream have few
+#: layouts.
 _LEAST_ROOM = 512
 
 
@@ -34,8 +35,9 @@ def bytes_needed(strings: int, nbytes: int) -> int:
 
 
 def encoded_room(needed: int, most: int) -> int:
-    """Return the bytes that a tensor gets which needs so many: up to twice as many, but not above `most`."""
-    return min(max(_LEAST_ROOM, 1 << (needed - 1).bit_length()), most)
+    """Return the bytes that a tensor gets which needs so many: up to an eighth or 511 more, but not above `most`."""
+    step = max(_LEAST_ROOM, 1 << needed.bit_length() >> 4)
+    return min(-(-needed // step) * step, most)
 
 
 def write_strings(sizes: NDArray[np.int64], text: NDArray[np.uint8], tensor: NDArray[np.uint8]) -> None:
