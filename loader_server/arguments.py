@@ -95,7 +95,7 @@ def _seconds_back(text: str) -> float:
 
 
 class _NamedStream(argparse.Action):
-    """The stream of a command about one: after --stream or, as it may be written as well, behind the job file."""
+    """The name of the one stream that a command is about: after --stream, or behind the job file."""
 
     def __call__(
         self,

@@ -18,7 +18,7 @@ from loader_server.plan_keeper import PlanKeeper
 from loader_server.sources.batch_columns import Ragged
 from shared.errors import SettingsError
 from shared.wire.batch_layout import STRING, Field
-from shared.wire.strings import MOST_BYTES, bytes_needed, encoded_room, write_strings
+from shared.wire.strings import MOST_BYTES, bytes_needed, room_for, write_strings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -157,7 +157,7 @@ class BatchStrings:
         by_key, room = {}, []
         for name, column in self._columns.items():
             strings = by_key[name] = column.of(samples)
-            room.append(encoded_room(bytes_needed(count, len(strings.values)), shape.lengths[name]))
+            room.append(room_for(bytes_needed(count, len(strings.values)), shape.lengths[name]))
         return FoundStrings(by_key, count, places, tuple(room))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shared.wire.batch_layout import Layout
 
-__all__ = ["MOST_BYTES", "StringArray", "arrays_of", "bytes_needed", "encoded_room", "read_strings", "write_strings"]
+__all__ = ["MOST_BYTES", "StringArray", "arrays_of", "bytes_needed", "read_strings", "room_for", "write_strings"]
 
 #: The most bytes that the strings of one key may take in a batch, as their ends are 32-bit integers.
 MOST_BYTES = 2**31 - 1
@@ -34,7 +34,7 @@ def bytes_needed(strings: int, nbytes: int) -> int:
     return _INTEGER.itemsize * (1 + strings) + nbytes
 
 
-def encoded_room(needed: int, most: int) -> int:
+def room_for(needed: int, most: int) -> int:
     """Return the bytes that a tensor gets which needs so many: up to an eighth or 511 more, but not above `most`."""
     step = max(_LEAST_ROOM, 1 << needed.bit_length() >> 4)
     return min(-(-needed // step) * step, most)

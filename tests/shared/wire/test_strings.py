@@ -13,8 +13,8 @@ from shared.wire.strings import (
     StringArray,
     arrays_of,
     bytes_needed,
-    encoded_room,
     read_strings,
+    room_for,
     write_strings,
 )
 
@@ -71,12 +71,12 @@ def test_strings_without_room_are_refused() -> None:
 
 
 def test_room_grows_in_steps_up_to_the_most() -> None:
-    rooms = [encoded_room(needed, 50_000) for needed in (1, 512, 513, 4000, 4097, 8193, 20_000, 49_000, 50_000)]
+    rooms = [room_for(needed, 50_000) for needed in (1, 512, 513, 4000, 4097, 8193, 20_000, 49_000, 50_000)]
     assert rooms == [512, 512, 1024, 4096, 4608, 9216, 20_480, 49_152, 50_000]
-    assert encoded_room(100, 200) == 200
+    assert room_for(100, 200) == 200
     for needed in range(1, 200_000, 7):
-        assert needed <= encoded_room(needed, 10**6) <= needed + max(511, needed // 8)
-    assert len({encoded_room(needed, 10**6) for needed in range(1, 10**6, 99)}) < 100
+        assert needed <= room_for(needed, 10**6) <= needed + max(511, needed // 8)
+    assert len({room_for(needed, 10**6) for needed in range(1, 10**6, 99)}) < 100
 
 
 def test_packed_rows_have_as_many_strings_each() -> None:
